@@ -1,0 +1,18 @@
+// Stands in for the CUDA backend in builds without a CUDA toolkit.
+#include "core/error.h"
+#include "cuda/cuda.h"
+
+namespace hearth::cuda {
+
+namespace {
+constexpr const char* kWhy = "this hearth was built without CUDA";
+}
+
+std::vector<GpuInfo> list_gpus(std::string* why) {
+  if (why != nullptr) *why = kWhy;
+  return {};
+}
+Bandwidth measure_bandwidth(int /*gpu*/) { fail("{}", kWhy); }
+std::unique_ptr<Device> make_device(int /*gpu*/) { fail("no GPU to run on: {}; use --device cpu", kWhy); }
+
+}  // namespace hearth::cuda

@@ -1,0 +1,17 @@
+#include "core/device.h"
+
+namespace hearth {
+
+const char* to_string(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::weights: return "weights";
+    case Purpose::kv_cache: return "KV cache";
+    case Purpose::activations: return "activations";
+    case Purpose::scratch: return "scratch";
+    case Purpose::predictor: return "predictors";
+    case Purpose::context: return "device context";
+  }
+  return "?";
+}
+
+}  // namespace hearth

@@ -1,0 +1,154 @@
+#include "core/dtype.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+
+namespace hearth {
+namespace {
+
+void f32_to_float(const void* row, float* out, int64_t n) { std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float)); }
+void f32_from_float(const float* row, void* out, int64_t n) { std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float)); }
+
+void f16_to_float(const void* row, float* out, int64_t n) {
+  const auto* in = static_cast<const f16_t*>(row);
+  for (int64_t i = 0; i < n; ++i) out[i] = f16_to_f32(in[i]);
+}
+void f16_from_float(const float* row, void* out, int64_t n) {
+  auto* o = static_cast<f16_t*>(out);
+  for (int64_t i = 0; i < n; ++i) o[i] = f32_to_f16(row[i]);
+}
+
+void bf16_to_float(const void* row, float* out, int64_t n) {
+  const auto* in = static_cast<const bf16_t*>(row);
+  for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(in[i]);
+}
+void bf16_from_float(const float* row, void* out, int64_t n) {
+  auto* o = static_cast<bf16_t*>(out);
+  for (int64_t i = 0; i < n; ++i) o[i] = f32_to_bf16(row[i]);
+}
+
+void q8_0_to_float(const void* row, float* out, int64_t n) {
+  const auto* blocks = static_cast<const BlockQ8_0*>(row);
+  for (int64_t b = 0; b < n / BlockQ8_0::size; ++b) {
+    const float d = f16_to_f32(blocks[b].d);
+    for (int i = 0; i < BlockQ8_0::size; ++i) out[b * BlockQ8_0::size + i] = d * static_cast<float>(blocks[b].qs[i]);
+  }
+}
+// Same rounding as ggml's reference quantiser, so that files made by either are equal bit for bit.
+void q8_0_from_float(const float* row, void* out, int64_t n) {
+  auto* blocks = static_cast<BlockQ8_0*>(out);
+  for (int64_t b = 0; b < n / BlockQ8_0::size; ++b) {
+    const float* x = row + b * BlockQ8_0::size;
+    float amax = 0.0f;
+    for (int i = 0; i < BlockQ8_0::size; ++i) amax = std::max(amax, std::fabs(x[i]));
+    const float d = amax / 127.0f;
+    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    blocks[b].d = f32_to_f16(d);
+    for (int i = 0; i < BlockQ8_0::size; ++i) blocks[b].qs[i] = static_cast<int8_t>(std::round(x[i] * inverse));
+  }
+}
+
+void q4_0_to_float(const void* row, float* out, int64_t n) {
+  const auto* blocks = static_cast<const BlockQ4_0*>(row);
+  constexpr int half = BlockQ4_0::size / 2;
+  for (int64_t b = 0; b < n / BlockQ4_0::size; ++b) {
+    const float d = f16_to_f32(blocks[b].d);
+    float* o = out + b * BlockQ4_0::size;
+    for (int i = 0; i < half; ++i) {
+      o[i] = d * static_cast<float>((blocks[b].qs[i] & 15) - 8);
+      o[i + half] = d * static_cast<float>((blocks[b].qs[i] >> 4) - 8);
+    }
+  }
+}
+void q4_0_from_float(const float* row, void* out, int64_t n) {
+  auto* blocks = static_cast<BlockQ4_0*>(out);
+  constexpr int half = BlockQ4_0::size / 2;
+  for (int64_t b = 0; b < n / BlockQ4_0::size; ++b) {
+    const float* x = row + b * BlockQ4_0::size;
+    float extreme = 0.0f;  // the value of largest magnitude, with its sign: it maps to -8
+    for (int i = 0; i < BlockQ4_0::size; ++i) {
+      if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
+    }
+    const float d = extreme / -8.0f;
+    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    blocks[b].d = f32_to_f16(d);
+    for (int i = 0; i < half; ++i) {
+      const auto lo = static_cast<uint8_t>(std::min(15.0f, x[i] * inverse + 8.5f));
+      const auto hi = static_cast<uint8_t>(std::min(15.0f, x[i + half] * inverse + 8.5f));
+      blocks[b].qs[i] = static_cast<uint8_t>(lo | (hi << 4));
+    }
+  }
+}
+
+constexpr DTypeTraits listed(uint32_t type, const char* name, int block_size, int block_bytes) {
+  return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr};
+}
+
+// One row per format. Rows without functions let `inspect` account for the bytes of any GGUF.
+constexpr std::array kTraits = {
+    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float},
+    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float},
+    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float},
+    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float},
+    DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float},
+    listed(3, "q4_1", 32, 20),
+    listed(6, "q5_0", 32, 22),
+    listed(7, "q5_1", 32, 24),
+    listed(9, "q8_1", 32, 36),
+    listed(10, "q2_k", 256, 84),
+    listed(11, "q3_k", 256, 110),
+    listed(12, "q4_k", 256, 144),
+    listed(13, "q5_k", 256, 176),
+    listed(14, "q6_k", 256, 210),
+    listed(15, "q8_k", 256, 292),
+    listed(16, "iq2_xxs", 256, 66),
+    listed(17, "iq2_xs", 256, 74),
+    listed(18, "iq3_xxs", 256, 98),
+    listed(19, "iq1_s", 256, 50),
+    listed(20, "iq4_nl", 32, 18),
+    listed(21, "iq3_s", 256, 110),
+    listed(22, "iq2_s", 256, 82),
+    listed(23, "iq4_xs", 256, 136),
+    listed(24, "i8", 1, 1),
+    listed(25, "i16", 1, 2),
+    listed(26, "i32", 1, 4),
+    listed(27, "i64", 1, 8),
+    listed(28, "f64", 1, 8),
+    listed(29, "iq1_m", 256, 56),
+    listed(34, "tq1_0", 256, 54),
+    listed(35, "tq2_0", 256, 66),
+    listed(39, "mxfp4", 32, 17),
+};
+
+}  // namespace
+
+const DTypeTraits* find_traits(uint32_t ggml_type) {
+  for (const DTypeTraits& t : kTraits) {
+    if (static_cast<uint32_t>(t.type) == ggml_type) return &t;
+  }
+  return nullptr;
+}
+
+const DTypeTraits& traits(DType type) {
+  const DTypeTraits* t = find_traits(static_cast<uint32_t>(type));
+  HEARTH_CHECK(t != nullptr, "type number {}", static_cast<uint32_t>(type));
+  return *t;
+}
+
+std::span<const DTypeTraits> all_traits() { return kTraits; }
+
+std::optional<DType> parse_dtype(std::string_view name) {
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const DTypeTraits& t : kTraits) {
+    if (t.computable() && lower == t.name) return t.type;
+  }
+  return std::nullopt;
+}
+
+}  // namespace hearth

@@ -1,0 +1,72 @@
+#pragma once
+// Storage types of tensors. Formats are data: a block struct with a checked size and one row in a trait table.
+// Type numbers, names and block layouts are ggml's (ggml-org/ggml, src/ggml-common.h), so that files are shared with llama.cpp.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "core/half.h"
+
+namespace hearth {
+
+// Numbers as stored in GGUF. Only the types with kernels are named; others are still listed by the trait table.
+enum class DType : uint32_t {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q8_0 = 8,
+  i8 = 24,
+  i16 = 25,
+  i32 = 26,
+  i64 = 27,
+  f64 = 28,
+  bf16 = 30,
+};
+
+// 32 weights: w[i] = d * qs[i].
+struct BlockQ8_0 {
+  static constexpr int size = 32;
+  f16_t d;
+  int8_t qs[size];
+};
+static_assert(sizeof(BlockQ8_0) == 34);
+
+// 32 weights: w[i] = d * ((qs[i] & 15) - 8) and w[i + 16] = d * ((qs[i] >> 4) - 8), i in [0, 16).
+struct BlockQ4_0 {
+  static constexpr int size = 32;
+  f16_t d;
+  uint8_t qs[size / 2];
+};
+static_assert(sizeof(BlockQ4_0) == 18);
+
+struct DTypeTraits {
+  DType type;
+  const char* name;  // lower case, as on the command line: "q8_0"
+  int block_size;    // elements in a block
+  int block_bytes;   // bytes of a block
+  // Row conversions, n a multiple of block_size. Null for types that hearth can list but not compute with.
+  void (*to_float)(const void* row, float* out, int64_t n);
+  void (*from_float)(const float* row, void* out, int64_t n);
+
+  bool computable() const { return to_float != nullptr; }
+  bool quantized() const { return computable() && block_size > 1; }
+};
+
+// The trait row of a type number as found in a file; nullptr if unknown.
+const DTypeTraits* find_traits(uint32_t ggml_type);
+// The trait row of a type that is known to be in the table.
+const DTypeTraits& traits(DType type);
+std::span<const DTypeTraits> all_traits();
+// "q8_0" or "Q8_0" -> DType, among the computable types; nullopt if there is no such name.
+std::optional<DType> parse_dtype(std::string_view name);
+
+// Bytes of a row of n elements. n must be a multiple of the block size.
+inline size_t row_bytes(DType type, int64_t n) {
+  const DTypeTraits& t = traits(type);
+  return static_cast<size_t>(n / t.block_size) * static_cast<size_t>(t.block_bytes);
+}
+inline bool is_quantized(DType type) { return traits(type).quantized(); }
+
+}  // namespace hearth
