@@ -1,0 +1,70 @@
+#pragma once
+// What the CPU devices share: host memory with accounting, and copies that are plain memcpy.
+#include <array>
+#include <cstring>
+#include <unordered_map>
+
+#include "core/buffer.h"
+#include "core/device.h"
+#include "core/error.h"
+
+namespace hearth::cpu {
+
+class HostDevice : public Device {
+ public:
+  bool is_host() const override { return true; }
+
+  std::vector<MemoryUse> memory() const override {
+    std::vector<MemoryUse> uses;
+    for (size_t i = 0; i < used_.size(); ++i) {
+      if (used_[i] > 0) uses.push_back({static_cast<Purpose>(i), used_[i]});
+    }
+    return uses;
+  }
+
+  void upload(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
+  void fill_zero(void* device, size_t bytes) override {
+    if (bytes > 0) std::memset(device, 0, bytes);
+  }
+  void synchronize() override {}
+
+  // The matrix as it is. Throws Error for a type without kernels.
+  Matrix adopt(const Matrix& host) override {
+    const DTypeTraits& t = traits(host.type);
+    if (host && !t.computable()) {
+      fail(
+          "weights of type {} cannot be computed with; expected f32, f16, bf16, q8_0 or q4_0: quantise the model again",
+          t.name);
+    }
+    HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
+    return host;
+  }
+  Vector adopt(const Vector& host) override { return host; }
+  size_t adopted_bytes(const Matrix&) const override { return 0; }
+
+ protected:
+  void* allocate_bytes(size_t bytes, Purpose purpose) override {
+    HostBuffer buffer(bytes);
+    void* data = buffer.data();
+    if (data == nullptr) return nullptr;
+    buffers_.emplace(data, std::move(buffer));
+    used_[static_cast<size_t>(purpose)] += bytes;
+    return data;
+  }
+  void release_bytes(void* data, size_t bytes, Purpose purpose) override {
+    if (data == nullptr) return;
+    HEARTH_CHECK(buffers_.erase(data) == 1);
+    used_[static_cast<size_t>(purpose)] -= bytes;
+  }
+
+ private:
+  static void copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+  }
+
+  std::unordered_map<void*, HostBuffer> buffers_;
+  std::array<size_t, 6> used_{};  // bytes, by Purpose
+};
+
+}  // namespace hearth::cpu
