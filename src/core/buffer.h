@@ -25,9 +25,13 @@ class HostBuffer {
   std::byte* data() { return static_cast<std::byte*>(data_); }
   const std::byte* data() const { return static_cast<const std::byte*>(data_); }
   template <typename T>
-  T* as() { return static_cast<T*>(data_); }
+  T* as() {
+    return static_cast<T*>(data_);
+  }
   template <typename T>
-  const T* as() const { return static_cast<const T*>(data_); }
+  const T* as() const {
+    return static_cast<const T*>(data_);
+  }
   size_t bytes() const { return bytes_; }
 
  private:

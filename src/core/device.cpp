@@ -4,12 +4,18 @@ namespace hearth {
 
 const char* to_string(Purpose purpose) {
   switch (purpose) {
-    case Purpose::weights: return "weights";
-    case Purpose::kv_cache: return "KV cache";
-    case Purpose::activations: return "activations";
-    case Purpose::scratch: return "scratch";
-    case Purpose::predictor: return "predictors";
-    case Purpose::context: return "device context";
+    case Purpose::weights:
+      return "weights";
+    case Purpose::kv_cache:
+      return "KV cache";
+    case Purpose::activations:
+      return "activations";
+    case Purpose::scratch:
+      return "scratch";
+    case Purpose::predictor:
+      return "predictors";
+    case Purpose::context:
+      return "device context";
   }
   return "?";
 }

@@ -3,7 +3,8 @@
 // implementations: the scalar oracle and the SIMD CPU device (cpu/), the CUDA device (cuda/).
 //
 // Rules that every implementation keeps:
-//  * Pointers and views passed to operations are in the device's own address space: memory from allocate(), matrices from
+//  * Pointers and views passed to operations are in the device's own address space: memory from allocate(), matrices
+//  from
 //    adopt(). On the CPU devices that is host memory, and adopt() returns the matrix as it is.
 //  * Operations are ordered among themselves and may return before they are done; download() and synchronize() wait.
 //  * Operations never allocate: reserve() is told the largest shapes once. That keeps them capturable in a CUDA graph.
@@ -40,8 +41,8 @@ struct MemoryUse {
 struct Limits {
   int64_t max_tokens = 1;  // T
   int64_t max_context = 1;
-  int64_t max_cols = 1;    // longest row of any matrix
-  int64_t max_rows = 1;    // most rows of any matrix (without the output head)
+  int64_t max_cols = 1;  // longest row of any matrix
+  int64_t max_rows = 1;  // most rows of any matrix (without the output head)
   int64_t n_vocab = 1;
   int64_t n_ff = 1;
   int64_t n_embd = 1;
@@ -52,15 +53,15 @@ struct Limits {
 // One product of a group that shares its input: y[t][r] (+)= sum_c w[r][c] x[t][c] + bias[r].
 struct MatmulPart {
   Matrix w;
-  Vector bias;             // w.rows elements, or empty
-  float* y = nullptr;      // [T][y_stride]
-  int64_t y_stride = 0;    // elements between the rows of y; 0 = w.rows
-  bool accumulate = false; // add to y (the residual add)
+  Vector bias;              // w.rows elements, or empty
+  float* y = nullptr;       // [T][y_stride]
+  int64_t y_stride = 0;     // elements between the rows of y; 0 = w.rows
+  bool accumulate = false;  // add to y (the residual add)
 };
 
 struct NormArgs {
   NormKind kind = NormKind::rms;
-  Vector weight, bias;     // [n]; bias may be empty
+  Vector weight, bias;  // [n]; bias may be empty
   float eps = 1e-5f;
   int64_t n = 0;
   // y = (x - mean) / sqrt(var + eps) * weight + bias, or x / sqrt(mean(x^2) + eps) * weight
@@ -68,16 +69,16 @@ struct NormArgs {
 
 // Per-head q/k norm (Qwen3), rotary embedding, and the write of k and v into one layer's cache.
 struct RopeKvArgs {
-  float* q = nullptr;            // [T][n_head][head_dim], rotated in place
-  float* k = nullptr;            // [T][n_head_kv][head_dim]; contents undefined afterwards
-  const float* v = nullptr;      // [T][n_head_kv][head_dim]
+  float* q = nullptr;                                // [T][n_head][head_dim], rotated in place
+  float* k = nullptr;                                // [T][n_head_kv][head_dim]; contents undefined afterwards
+  const float* v = nullptr;                          // [T][n_head_kv][head_dim]
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;  // elements between tokens
   int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
   RopeKind rope = RopeKind::none;
-  int64_t n_rot = 0;             // rotated elements of a head, even; the rest pass through
+  int64_t n_rot = 0;                // rotated elements of a head, even; the rest pass through
   const float* inv_freq = nullptr;  // [n_rot / 2], scaling already applied
-  float attention_factor = 1.0f; // multiplies cos and sin (YaRN-like scalings; 1 otherwise)
-  Vector q_norm, k_norm;         // [head_dim], or empty
+  float attention_factor = 1.0f;    // multiplies cos and sin (YaRN-like scalings; 1 otherwise)
+  Vector q_norm, k_norm;            // [head_dim], or empty
   float norm_eps = 1e-6f;
   const int32_t* pos = nullptr;  // [T] positions, each < n_ctx
   f16_t* k_cache = nullptr;      // [n_head_kv][n_ctx][head_dim]
@@ -88,40 +89,40 @@ struct RopeKvArgs {
 // Causal attention of T new tokens over the cache (which already holds them). Token t sees positions
 // max(0, pos[t] - window + 1) .. pos[t]; window 0 = all. Query head h uses kv head h / (n_head / n_head_kv).
 struct AttentionArgs {
-  const float* q = nullptr;      // [T][q_stride]
+  const float* q = nullptr;  // [T][q_stride]
   int64_t q_stride = 0;
   const f16_t* k_cache = nullptr;
   const f16_t* v_cache = nullptr;
   int64_t n_ctx = 0;
   int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
-  float scale = 1.0f;            // multiplies q.k
+  float scale = 1.0f;  // multiplies q.k
   int64_t window = 0;
   const int32_t* pos = nullptr;  // [T], consecutive: pos[t] = pos[0] + t
   int64_t max_kv = 0;            // host-known upper bound of pos[T-1] + 1: fixes the grid, results do not depend on it
 };
 
 // The neurons of one FFN layer that one device owns. Row k of each matrix is the device's neuron k.
-//   value_k = act(gate_k . h + gate_bias_k) * up_act(up_k . h + up_bias_k)        (without `up`: the first factor alone)
-//   y      += sum_k value_k * down_t[k]
+//   value_k = act(gate_k . h + gate_bias_k) * up_act(up_k . h + up_bias_k)        (without `up`: the first factor
+//   alone) y      += sum_k value_k * down_t[k]
 // OPT, Falcon and other ungated families keep their first matrix in `gate`.
 struct FfnShard {
-  Matrix gate, up;         // [n][n_embd]
-  Matrix down_t;           // [n][n_embd]: transposed down; what sparse kernels need
-  Matrix down;             // [n_embd][n]: as other programs store it; dense only. Exactly one of down_t, down is set.
+  Matrix gate, up;  // [n][n_embd]
+  Matrix down_t;    // [n][n_embd]: transposed down; what sparse kernels need
+  Matrix down;      // [n_embd][n]: as other programs store it; dense only. Exactly one of down_t, down is set.
   Vector gate_bias, up_bias;
   Activation act = Activation::silu;
-  float act_threshold = 0.0f;    // fat_relu's
-  bool up_relu = false;          // dReLU: up_act = relu
+  float act_threshold = 0.0f;  // fat_relu's
+  bool up_relu = false;        // dReLU: up_act = relu
   int64_t n() const { return gate.rows; }
 };
 
 // Which neurons an FFN computes.
 struct SparseArgs {
-  float threshold = 0.0f;              // a neuron is active when |act(gate)| > threshold; 0 loses nothing for ReLU families
+  float threshold = 0.0f;  // a neuron is active when |act(gate)| > threshold; 0 loses nothing for ReLU families
   const int32_t* predicted = nullptr;  // ids whose gate is evaluated; null = all (exact mode)
   const int32_t* n_predicted = nullptr;
-  int32_t* active_ids = nullptr;       // out, optional: ids of the active neurons, ascending, [n]
-  int32_t* n_active = nullptr;         // out, optional: their number
+  int32_t* active_ids = nullptr;  // out, optional: ids of the active neurons, ascending, [n]
+  int32_t* n_active = nullptr;    // out, optional: their number
 };
 
 // Owns a piece of device memory. Move-only; frees on destruction. Must not outlive its device.
@@ -135,7 +136,9 @@ class DeviceBuffer {
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer();
   template <typename T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   size_t bytes() const { return bytes_; }
 
  private:
@@ -148,12 +151,14 @@ class DeviceBuffer {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;         // "cpu (avx512-vnni, 16 threads)", "NVIDIA H200"
-  virtual bool is_host() const = 0;             // its address space is the host's
+  virtual std::string name() const = 0;  // "cpu (avx512-vnni, 16 threads)", "NVIDIA H200"
+  virtual bool is_host() const = 0;      // its address space is the host's
   virtual std::vector<MemoryUse> memory() const = 0;
 
   // --- memory ---
-  DeviceBuffer allocate(size_t bytes, Purpose purpose) { return {this, allocate_bytes(bytes, purpose), bytes, purpose}; }
+  DeviceBuffer allocate(size_t bytes, Purpose purpose) {
+    return {this, allocate_bytes(bytes, purpose), bytes, purpose};
+  }
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;  // waits
   virtual void fill_zero(void* device, size_t bytes) = 0;
@@ -193,7 +198,8 @@ class Device {
 
  protected:
   friend class DeviceBuffer;
-  virtual void* allocate_bytes(size_t bytes, Purpose purpose) = 0;  // zero-filled; throws Error when there is not enough
+  virtual void* allocate_bytes(size_t bytes,
+                               Purpose purpose) = 0;  // zero-filled; throws Error when there is not enough
   virtual void release_bytes(void* data, size_t bytes, Purpose purpose) = 0;
 };
 

@@ -11,8 +11,12 @@
 namespace hearth {
 namespace {
 
-void f32_to_float(const void* row, float* out, int64_t n) { std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float)); }
-void f32_from_float(const float* row, void* out, int64_t n) { std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float)); }
+void f32_to_float(const void* row, float* out, int64_t n) {
+  std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float));
+}
+void f32_from_float(const float* row, void* out, int64_t n) {
+  std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float));
+}
 
 void f16_to_float(const void* row, float* out, int64_t n) {
   const auto* in = static_cast<const f16_t*>(row);
@@ -140,7 +144,9 @@ const DTypeTraits& traits(DType type) {
   return *t;
 }
 
-std::span<const DTypeTraits> all_traits() { return kTraits; }
+std::span<const DTypeTraits> all_traits() {
+  return kTraits;
+}
 
 std::optional<DType> parse_dtype(std::string_view name) {
   std::string lower(name);

@@ -1,6 +1,7 @@
 #pragma once
 // Storage types of tensors. Formats are data: a block struct with a checked size and one row in a trait table.
-// Type numbers, names and block layouts are ggml's (ggml-org/ggml, src/ggml-common.h), so that files are shared with llama.cpp.
+// Type numbers, names and block layouts are ggml's (ggml-org/ggml, src/ggml-common.h), so that files are shared with
+// llama.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -67,6 +68,8 @@ inline size_t row_bytes(DType type, int64_t n) {
   const DTypeTraits& t = traits(type);
   return static_cast<size_t>(n / t.block_size) * static_cast<size_t>(t.block_bytes);
 }
-inline bool is_quantized(DType type) { return traits(type).quantized(); }
+inline bool is_quantized(DType type) {
+  return traits(type).quantized();
+}
 
 }  // namespace hearth

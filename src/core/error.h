@@ -1,6 +1,7 @@
 #pragma once
 // Two kinds of failure (docs/architecture.md, "Errors"):
-//  * the user's: a bad file, flag or machine. Throw hearth::Error with one line that says what was expected, what was found
+//  * the user's: a bad file, flag or machine. Throw hearth::Error with one line that says what was expected, what was
+//  found
 //    and what to do. tools/ prints it and exits 1.
 //  * ours: a broken invariant. HEARTH_CHECK prints file and line and aborts.
 #include <fmt/format.h>
@@ -24,15 +25,17 @@ template <typename... Args>
 
 }  // namespace hearth
 
-#define HEARTH_CHECK(condition, ...)                                                                \
-  do {                                                                                              \
-    if (!(condition)) [[unlikely]] {                                                                \
+#define HEARTH_CHECK(condition, ...)                                                                  \
+  do {                                                                                                \
+    if (!(condition)) [[unlikely]] {                                                                  \
       ::hearth::check_failed(#condition, __FILE__, __LINE__, ::hearth::detail::message(__VA_ARGS__)); \
-    }                                                                                               \
+    }                                                                                                 \
   } while (0)
 
 namespace hearth::detail {
-inline std::string message() { return {}; }
+inline std::string message() {
+  return {};
+}
 template <typename... Args>
 std::string message(fmt::format_string<Args...> format, Args&&... args) {
   return fmt::format(format, std::forward<Args>(args)...);

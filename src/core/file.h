@@ -9,7 +9,8 @@
 
 namespace hearth {
 
-// A whole file mapped read-only. Move-only. Throws Error when the file cannot be opened, is no regular file, or is empty.
+// A whole file mapped read-only. Move-only. Throws Error when the file cannot be opened, is no regular file, or is
+// empty.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -30,8 +31,9 @@ class MappedFile {
   std::filesystem::path path_;
 };
 
-// Writes to PATH.tmp-PID beside the target; commit() flushes and renames it onto PATH. Destroyed without commit, it removes
-// the temporary file and leaves PATH as it was. Throws Error with the path and the system's reason (disk full, no permission).
+// Writes to PATH.tmp-PID beside the target; commit() flushes and renames it onto PATH. Destroyed without commit, it
+// removes the temporary file and leaves PATH as it was. Throws Error with the path and the system's reason (disk full,
+// no permission).
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -41,7 +43,7 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write_at(uint64_t offset, const void* data, size_t bytes);  // may be called from several threads
-  void pad_to(uint64_t offset);  // zero bytes from the current end to offset
+  void pad_to(uint64_t offset);                                    // zero bytes from the current end to offset
   uint64_t position() const { return position_; }
   void commit();
 

@@ -26,8 +26,9 @@ inline f16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return static_cast<f16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));  // NaN, kept quiet
-  if (magnitude >= 0x477FF000u) return static_cast<f16_t>(sign | 0x7C00u);  // rounds to infinity
+  if (magnitude > 0x7F800000u)
+    return static_cast<f16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));  // NaN, kept quiet
+  if (magnitude >= 0x477FF000u) return static_cast<f16_t>(sign | 0x7C00u);     // rounds to infinity
   if (magnitude < 0x38800000u) {  // subnormal or zero: adding 2^-1's ulp grid rounds to multiples of 2^-24
     const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<f16_t>(sign | (std::bit_cast<uint32_t>(rounded) - 0x3F000000u));
@@ -36,7 +37,9 @@ inline f16_t f32_to_f16(float value) {
   return static_cast<f16_t>(sign | ((magnitude + round - 0x38000000u) >> 13));
 }
 
-inline float bf16_to_f32(bf16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
+inline float bf16_to_f32(bf16_t b) {
+  return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
+}
 
 inline bf16_t f32_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);

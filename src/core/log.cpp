@@ -9,8 +9,12 @@ namespace {
 std::atomic<Level> g_level{Level::normal};
 }
 
-void set_level(Level level) { g_level = level; }
-Level level() { return g_level; }
+void set_level(Level level) {
+  g_level = level;
+}
+Level level() {
+  return g_level;
+}
 
 void write(Level level, std::string_view prefix, std::string_view text) {
   if (static_cast<int>(level) > static_cast<int>(g_level.load())) return;

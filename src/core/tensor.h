@@ -7,21 +7,23 @@
 
 namespace hearth {
 
-// A row-major matrix of `rows` rows with `cols` elements each: what GGUF calls ne = [cols, rows]. y = W x has rows elements.
-// An empty matrix (data == nullptr) means "this model has no such tensor".
+// A row-major matrix of `rows` rows with `cols` elements each: what GGUF calls ne = [cols, rows]. y = W x has rows
+// elements. An empty matrix (data == nullptr) means "this model has no such tensor".
 struct Matrix {
   DType type = DType::f32;
   int64_t rows = 0;
   int64_t cols = 0;
   const void* data = nullptr;
-  // A device may keep the scales of a block format apart from its quants (aligned loads); then `data` holds the quants alone
-  // and `scales` the block scales, both row by row. Null in the file's own layout.
+  // A device may keep the scales of a block format apart from its quants (aligned loads); then `data` holds the quants
+  // alone and `scales` the block scales, both row by row. Null in the file's own layout.
   const void* scales = nullptr;
 
   explicit operator bool() const { return data != nullptr; }
-  size_t row_size() const { return row_bytes(type, cols); }           // bytes of a row in the file's layout
+  size_t row_size() const { return row_bytes(type, cols); }                // bytes of a row in the file's layout
   size_t bytes() const { return static_cast<size_t>(rows) * row_size(); }  // bytes of the values, whatever the layout
-  const std::byte* row(int64_t r) const { return static_cast<const std::byte*>(data) + static_cast<size_t>(r) * row_size(); }
+  const std::byte* row(int64_t r) const {
+    return static_cast<const std::byte*>(data) + static_cast<size_t>(r) * row_size();
+  }
   // Rows [first, first + count) in the file's layout.
   Matrix slice_rows(int64_t first, int64_t count) const { return {type, count, cols, row(first), nullptr}; }
 };
@@ -33,8 +35,8 @@ struct Vector {
   explicit operator bool() const { return data != nullptr; }
 };
 
-// Activations of n_tokens rows, as produced by one operation for the next: f32 rows, and a companion in the device's own
-// 8-bit form for consumers with quantised weights (null when no consumer is quantised).
+// Activations of n_tokens rows, as produced by one operation for the next: f32 rows, and a companion in the device's
+// own 8-bit form for consumers with quantised weights (null when no consumer is quantised).
 struct Act {
   float* x = nullptr;
   void* q8 = nullptr;  // Device::q8_bytes(n) bytes a row

@@ -103,13 +103,15 @@ struct ThreadTeam::State {
 };
 
 ThreadTeam::ThreadTeam(int n_threads) {
-  if (n_threads < 0 || n_threads > 1024) fail("the number of threads is {}, expected 1 to 1024 (0 = physical cores)", n_threads);
+  if (n_threads < 0 || n_threads > 1024)
+    fail("the number of threads is {}, expected 1 to 1024 (0 = physical cores)", n_threads);
   size_ = n_threads > 0 ? n_threads : cpu_topology().physical;
   if (size_ == 1) return;
   state_ = std::make_unique<State>();
   int logical = 0;
   state_->cores = allowed_cores(&logical);
-  if (static_cast<int>(state_->cores.size()) < size_) state_->cores.clear();  // oversubscribed: leave it to the scheduler
+  if (static_cast<int>(state_->cores.size()) < size_)
+    state_->cores.clear();  // oversubscribed: leave it to the scheduler
   state_->running.store(size_ - 1);
   state_->host = std::thread([this] {
     const int members = size_ - 1;

@@ -1,6 +1,7 @@
 #pragma once
-// A team of CPU threads that is created once (one OpenMP parallel region for its whole life) and handed work through atomics:
-// a dispatch costs about a microsecond, against a fork and join per matrix. Idle members spin for a short while, then sleep.
+// A team of CPU threads that is created once (one OpenMP parallel region for its whole life) and handed work through
+// atomics: a dispatch costs about a microsecond, against a fork and join per matrix. Idle members spin for a short
+// while, then sleep.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -16,8 +17,8 @@ template <typename R, typename... Args>
 class FunctionRef<R(Args...)> {
  public:
   template <typename F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
-  FunctionRef(F&& f)  // NOLINT: implicit on purpose, as for std::function
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
+      FunctionRef(F&& f)  // NOLINT: implicit on purpose, as for std::function
       : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* object, Args... args) -> R {
           return (*static_cast<std::remove_reference_t<F>*>(object))(args...);
         }) {}
@@ -44,12 +45,13 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  // Calls work(thread) once for every thread in [0, size()), at the same time; the caller is thread 0. Returns when all have
-  // finished, and everything they wrote is visible to the caller. Not reentrant; one caller at a time. `work` must not throw.
+  // Calls work(thread) once for every thread in [0, size()), at the same time; the caller is thread 0. Returns when all
+  // have finished, and everything they wrote is visible to the caller. Not reentrant; one caller at a time. `work` must
+  // not throw.
   void run(FunctionRef<void(int thread)> work);
 
-  // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, handed out by an atomic counter.
-  // The pieces depend on n and grain only, never on the number of threads or on timing.
+  // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, handed out by an atomic
+  // counter. The pieces depend on n and grain only, never on the number of threads or on timing.
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
 
  private:

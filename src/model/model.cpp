@@ -1,0 +1,267 @@
+#include "model/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "core/error.h"
+
+namespace hearth::model {
+
+// Binds the tensors of one file by name. Keeps the error texts in one place.
+class Binder {
+ public:
+  Binder(Model& model) : m_(model), file_(*model.file_) {}
+
+  bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
+
+  Matrix matrix(const std::string& name, int64_t rows, int64_t cols) const {
+    const gguf::TensorInfo& t = require(name);
+    if (!t.traits->computable()) {
+      fail(
+          "'{}': tensor {} has type {}, which hearth cannot compute with yet; f32, f16, bf16, q8_0 and q4_0 are "
+          "supported",
+          file_.path().string(), name, t.traits->name);
+    }
+    if (t.cols() != cols || t.rows() != rows) {
+      fail("'{}': tensor {} is [{}, {}], expected [{}, {}] (columns, rows)", file_.path().string(), name, t.cols(),
+           t.rows(), cols, rows);
+    }
+    return {t.traits->type, rows, cols, file_.data(t).data(), nullptr};
+  }
+  Matrix optional_matrix(const std::string& name, int64_t rows, int64_t cols) const {
+    return has(name) ? matrix(name, rows, cols) : Matrix{};
+  }
+
+  Vector vector(const std::string& name, int64_t n) {
+    const Matrix row = matrix(name, 1, n);
+    const bool aligned = reinterpret_cast<uintptr_t>(row.data) % alignof(float) == 0;
+    if (row.type == DType::f32 && aligned) return {static_cast<const float*>(row.data), n};
+    std::vector<float> values(static_cast<size_t>(n));
+    traits(row.type).to_float(row.data, values.data(), n);
+    return own(std::move(values));
+  }
+  Vector optional_vector(const std::string& name, int64_t n) { return has(name) ? vector(name, n) : Vector{}; }
+
+  Norm norm(const std::string& prefix) {
+    const int64_t n = m_.config_.n_embd;
+    Norm result{vector(prefix + ".weight", n), optional_vector(prefix + ".bias", n)};
+    return result;
+  }
+
+  Vector own(std::vector<float> values) {
+    m_.owned_vectors_.push_back(std::move(values));
+    const auto& v = m_.owned_vectors_.back();
+    return {v.data(), static_cast<int64_t>(v.size())};
+  }
+
+  void bind_all() {
+    Config& c = m_.config_;
+    Weights& w = m_.weights_;
+    const gguf::TensorInfo& embd = require("token_embd.weight");
+    c.n_vocab = embd.rows();
+    w.tok_embd = matrix("token_embd.weight", c.n_vocab, c.n_embd);
+    if (c.rope == RopeKind::none) bind_positions();
+    w.output_norm = norm("output_norm");
+    w.output = has("output.weight") ? matrix("output.weight", c.n_vocab, c.n_embd) : w.tok_embd;
+    w.output_bias = optional_vector("output.bias", c.n_vocab);
+    if (c.rope != RopeKind::none) w.inv_freq = own(rope_frequencies());
+    w.layers.resize(static_cast<size_t>(c.n_layer));
+    for (int64_t l = 0; l < c.n_layer; ++l) bind_layer(fmt::format("blk.{}.", l), w.layers[static_cast<size_t>(l)]);
+  }
+
+ private:
+  const gguf::TensorInfo& require(const std::string& name) const {
+    const gguf::TensorInfo* t = file_.find_tensor(name);
+    if (t == nullptr) fail("'{}': tensor {} is missing; is the file complete?", file_.path().string(), name);
+    return *t;
+  }
+
+  void bind_positions() {
+    Config& c = m_.config_;
+    const gguf::TensorInfo& t = require("position_embd.weight");
+    m_.weights_.pos_embd = matrix("position_embd.weight", t.rows(), c.n_embd);
+    const int64_t usable = t.rows() - c.position_offset;
+    if (usable < 1) fail("'{}': position_embd.weight has {} rows, too few", file_.path().string(), t.rows());
+    c.n_ctx_train = std::min(c.n_ctx_train, usable);
+  }
+
+  // inv_freq[i] = base^(-2i/n_rot) / (linear factor * rope_freqs[i]); rope_freqs carries llama3 scaling.
+  std::vector<float> rope_frequencies() {
+    const Config& c = m_.config_;
+    const Vector factors = optional_vector("rope_freqs.weight", c.n_rot / 2);
+    std::vector<float> f(static_cast<size_t>(c.n_rot / 2));
+    for (size_t i = 0; i < f.size(); ++i) {
+      const double factor = factors ? static_cast<double>(factors.data[i]) : 1.0;
+      if (!(factor > 0))
+        fail("'{}': rope_freqs.weight[{}] is {}, expected a positive number", file_.path().string(), i, factor);
+      f[i] = static_cast<float>(std::pow(c.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(c.n_rot)) /
+                                (c.rope_linear_factor * factor));
+    }
+    return f;
+  }
+
+  void bind_layer(const std::string& p, LayerWeights& l) {
+    bind_attention(p, l);
+    bind_ffn(p, l);
+    l.attn_norm = norm(p + "attn_norm");
+    if (!m_.config_.parallel_block) {
+      l.ffn_norm = norm(p + "ffn_norm");
+    } else {  // llama.cpp's names for Falcon: attn_norm feeds the FFN; attn_norm_2, where it exists (40B), the
+              // attention
+      l.ffn_norm = l.attn_norm;
+      if (has(p + "attn_norm_2.weight")) l.attn_norm = norm(p + "attn_norm_2");
+    }
+  }
+
+  void bind_attention(const std::string& p, LayerWeights& l) {
+    const Config& c = m_.config_;
+    const int64_t n_q = c.n_head * c.head_dim, n_kv = c.n_head_kv * c.head_dim;
+    if (has(p + "attn_qkv.weight")) {  // fused: q's rows, then k's, then v's
+      const Matrix qkv = matrix(p + "attn_qkv.weight", n_q + 2 * n_kv, c.n_embd);
+      l.wq = qkv.slice_rows(0, n_q);
+      l.wk = qkv.slice_rows(n_q, n_kv);
+      l.wv = qkv.slice_rows(n_q + n_kv, n_kv);
+      if (const Vector b = optional_vector(p + "attn_qkv.bias", n_q + 2 * n_kv)) {
+        l.bq = {b.data, n_q};
+        l.bk = {b.data + n_q, n_kv};
+        l.bv = {b.data + n_q + n_kv, n_kv};
+      }
+    } else {
+      l.wq = matrix(p + "attn_q.weight", n_q, c.n_embd);
+      l.wk = matrix(p + "attn_k.weight", n_kv, c.n_embd);
+      l.wv = matrix(p + "attn_v.weight", n_kv, c.n_embd);
+      l.bq = optional_vector(p + "attn_q.bias", n_q);
+      l.bk = optional_vector(p + "attn_k.bias", n_kv);
+      l.bv = optional_vector(p + "attn_v.bias", n_kv);
+    }
+    l.wo = matrix(p + "attn_output.weight", c.n_embd, n_q);
+    l.bo = optional_vector(p + "attn_output.bias", c.n_embd);
+    l.q_norm = optional_vector(p + "attn_q_norm.weight", c.head_dim);
+    l.k_norm = optional_vector(p + "attn_k_norm.weight", c.head_dim);
+  }
+
+  void bind_ffn(const std::string& p, LayerWeights& l) {
+    const Config& c = m_.config_;
+    FfnShard& f = l.ffn;
+    f.act = c.ffn.act;
+    f.act_threshold = c.ffn.act_threshold;
+    f.up_relu = c.ffn.up_relu;
+    if (c.ffn.gated) {
+      f.gate = matrix(p + "ffn_gate.weight", c.n_ff, c.n_embd);
+      f.gate_bias = optional_vector(p + "ffn_gate.bias", c.n_ff);
+      f.up = matrix(p + "ffn_up.weight", c.n_ff, c.n_embd);
+      f.up_bias = optional_vector(p + "ffn_up.bias", c.n_ff);
+    } else {  // ungated families: the first matrix decides which neurons are active, as a gate does
+      f.gate = matrix(p + "ffn_up.weight", c.n_ff, c.n_embd);
+      f.gate_bias = optional_vector(p + "ffn_up.bias", c.n_ff);
+    }
+    if (has(p + "ffn_down_t.weight")) {
+      f.down_t = matrix(p + "ffn_down_t.weight", c.n_ff, c.n_embd);
+    } else {
+      f.down = matrix(p + "ffn_down.weight", c.n_embd, c.n_ff);
+    }
+    const std::string t_bias = p + "ffn_down_t.bias";
+    l.ffn_down_bias = optional_vector(has(t_bias) ? t_bias : p + "ffn_down.bias", c.n_embd);
+  }
+
+  Model& m_;
+  const gguf::File& file_;
+};
+
+Model Model::load(const std::filesystem::path& path, const LoadOptions& options) {
+  Model m;
+  m.file_ = std::make_unique<gguf::File>(gguf::File::open(path));
+  m.config_ = read_config(*m.file_, options.activation);
+  Binder(m).bind_all();
+  return m;
+}
+
+namespace {
+
+// Calls f on every distinct matrix (a tied head is the embedding).
+template <typename F>
+void for_each_matrix(const Weights& weights, F&& f) {
+  Weights copy = weights;
+  if (copy.output.data == copy.tok_embd.data) copy.output = {};
+  copy.for_each([&](auto& t) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(t)>, Matrix>) {
+      if (t) f(t);
+    }
+  });
+}
+
+template <typename T>
+void transpose_tiled(const T* in, int64_t rows, int64_t cols, T* out) {
+  constexpr int64_t tile = 64;  // a tile of both sides fits the first-level cache
+  for (int64_t r0 = 0; r0 < rows; r0 += tile) {
+    for (int64_t c0 = 0; c0 < cols; c0 += tile) {
+      for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c) {
+        for (int64_t r = r0; r < std::min(rows, r0 + tile); ++r) out[c * rows + r] = in[r * cols + c];
+      }
+    }
+  }
+}
+
+Matrix transposed(const Matrix& m, HostBuffer& storage) {
+  storage = HostBuffer(m.bytes());
+  if (m.type == DType::f32) {
+    transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, storage.as<uint32_t>());
+  } else {
+    transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, storage.as<uint16_t>());
+  }
+  return {m.type, m.cols, m.rows, storage.data(), nullptr};
+}
+
+}  // namespace
+
+size_t Model::weight_bytes() const {
+  size_t total = 0;
+  for_each_matrix(weights_, [&](const Matrix& m) { total += m.bytes(); });
+  return total;
+}
+
+size_t Model::parameters() const {
+  size_t total = 0;
+  for_each_matrix(weights_, [&](const Matrix& m) { total += static_cast<size_t>(m.rows * m.cols); });
+  return total;
+}
+
+bool Model::quantized() const {
+  bool any = false;
+  for_each_matrix(weights_, [&](const Matrix& m) { any |= is_quantized(m.type); });
+  return any;
+}
+
+std::string Model::type_name() const {
+  std::map<DType, size_t> bytes;
+  for (const LayerWeights& l : weights_.layers) {
+    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo, &l.ffn.gate, &l.ffn.up, &l.ffn.down, &l.ffn.down_t}) {
+      if (*m) bytes[m->type] += m->bytes();
+    }
+  }
+  const auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  return traits(most->first).name;
+}
+
+std::optional<std::string> Model::prepare_sparse() {
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    if (const Matrix& down = weights_.layers[i].ffn.down; down && is_quantized(down.type)) {
+      return fmt::format(
+          "blk.{}.ffn_down is {} and stored untransposed; `hearth quantize` makes a file with ffn_down_t", i,
+          traits(down.type).name);
+    }
+  }
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    FfnShard& f = weights_.layers[i].ffn;
+    if (!f.down) continue;
+    owned_matrices_.emplace_back();
+    f.down_t = transposed(f.down, owned_matrices_.back());
+    f.down = {};
+    if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", i))) file_->dont_need(*t);
+  }
+  return std::nullopt;
+}
+
+}  // namespace hearth::model

@@ -1,0 +1,90 @@
+#pragma once
+// A model's tensors, bound by name and checked against the configuration. Weights are views of the mapped file: nothing
+// is copied but the few small vectors that are not stored as f32.
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/device.h"
+#include "gguf/gguf.h"
+#include "model/config.h"
+
+namespace hearth::model {
+
+struct Norm {
+  Vector weight, bias;
+};
+
+struct LayerWeights {
+  Norm attn_norm;         // n_a: input of the attention
+  Matrix wq, wk, wv, wo;  // [n_head*head_dim][n_embd], [n_head_kv*head_dim][n_embd] twice, [n_embd][n_head*head_dim]
+  Vector bq, bk, bv, bo;
+  Vector q_norm, k_norm;  // [head_dim] (Qwen3)
+  Norm ffn_norm;          // n_f: input of the FFN
+  FfnShard ffn;           // all n_ff neurons
+  Vector ffn_down_bias;   // [n_embd]
+};
+
+// The tensors of a model in one address space: the file's mapping, or a device's memory after engine::place().
+struct Weights {
+  Matrix tok_embd;  // [n_vocab][n_embd]
+  Matrix pos_embd;  // [n_ctx_train + offset][n_embd], learned positions (OPT)
+  Norm output_norm;
+  Matrix output;  // [n_vocab][n_embd]; the same view as tok_embd when tied
+  Vector output_bias;
+  Vector inv_freq;  // [n_rot / 2], RoPE frequencies with every scaling applied
+  std::vector<LayerWeights> layers;
+
+  // Calls f on every matrix and every vector (empty ones too), so that places and sums are written once.
+  template <typename F>
+  void for_each(F&& f) {
+    f(tok_embd), f(pos_embd), f(output_norm.weight), f(output_norm.bias), f(output), f(output_bias), f(inv_freq);
+    for (LayerWeights& l : layers) {
+      f(l.attn_norm.weight), f(l.attn_norm.bias), f(l.wq), f(l.wk), f(l.wv), f(l.wo), f(l.bq), f(l.bk), f(l.bv),
+          f(l.bo);
+      f(l.q_norm), f(l.k_norm), f(l.ffn_norm.weight), f(l.ffn_norm.bias);
+      f(l.ffn.gate), f(l.ffn.up), f(l.ffn.down_t), f(l.ffn.down), f(l.ffn.gate_bias), f(l.ffn.up_bias),
+          f(l.ffn_down_bias);
+    }
+  }
+};
+
+struct LoadOptions {
+  std::optional<std::string> activation;  // overrides what the file says, a name parse_activation() knows
+};
+
+class Model {
+ public:
+  // Throws Error naming the tensor when one is missing, of an unsupported type, or of another shape than the
+  // configuration's.
+  static Model load(const std::filesystem::path& path, const LoadOptions& options = {});
+
+  const gguf::File& file() const { return *file_; }
+  const Config& config() const { return config_; }
+  const Weights& weights() const { return weights_; }
+  bool tied_head() const { return weights_.output.data == weights_.tok_embd.data; }
+  // Bytes of all weights in use, a tied head counted once.
+  size_t weight_bytes() const;
+  size_t parameters() const;
+  bool quantized() const;  // any matrix is
+  // The most frequent type among the layers' matrices, by bytes: "f16", "q8_0".
+  std::string type_name() const;
+
+  // Gives every layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A file
+  // with quantised standard `ffn_down` cannot be transposed without requantising: then the reason is returned and
+  // nothing changes. The transposed copy replaces the mapped original, whose pages are released.
+  std::optional<std::string> prepare_sparse();
+
+ private:
+  friend class Binder;
+  std::unique_ptr<gguf::File> file_;
+  Config config_;
+  Weights weights_;
+  std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
+  std::vector<HostBuffer> owned_matrices_;         // transposed down projections
+};
+
+}  // namespace hearth::model
