@@ -1,0 +1,233 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/error.h"
+#include "engine/forward.h"
+#include "engine/place.h"
+
+namespace hearth::engine {
+namespace {
+
+constexpr int64_t kDefaultContext = 4096;  // when the model allows more: a KV cache nobody asked for costs memory
+constexpr int64_t kSmallestGraphContext = 256;
+
+int64_t choose_context(const model::Config& c, const EngineOptions& options) {
+  const bool learned_positions = c.rope == RopeKind::none;
+  if (options.n_ctx < 0) fail("the context length is {}, expected 1 or more (0 = the model's)", options.n_ctx);
+  if (options.n_ctx == 0) return std::min(c.n_ctx_train, kDefaultContext);
+  if (learned_positions && options.n_ctx > c.n_ctx_train) {
+    fail("a context of {} was asked for, and this model has learned positions for {}; use -c {} or less", options.n_ctx,
+         c.n_ctx_train, c.n_ctx_train);
+  }
+  return options.n_ctx;
+}
+
+Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
+  const bool lossless = model.config().ffn.sparse() || options.sparse_threshold > 0;
+  if (options.sparsity == Sparsity::off) return Sparsity::off;
+  if (options.sparsity == Sparsity::auto_ && !lossless) return Sparsity::off;
+  if (const auto reason = model.prepare_sparse()) {
+    if (options.sparsity == Sparsity::exact) fail("sparse execution is not possible with this file: {}", *reason);
+    return Sparsity::off;
+  }
+  return Sparsity::exact;
+}
+
+Limits limits_of(const model::Model& m, int64_t n_ctx, int64_t n_batch) {
+  const model::Config& c = m.config();
+  const int64_t n_q = c.n_head * c.head_dim;
+  Limits l;
+  l.max_tokens = n_batch;
+  l.max_context = n_ctx;
+  l.max_cols = std::max({c.n_embd, c.n_ff, n_q});
+  l.max_rows = std::max({c.n_embd, c.n_ff, n_q});
+  l.n_vocab = c.n_vocab;
+  l.n_ff = c.n_ff;
+  l.n_embd = c.n_embd;
+  l.n_head = c.n_head, l.n_head_kv = c.n_head_kv, l.head_dim = c.head_dim;
+  l.quantized_weights = m.quantized();
+  return l;
+}
+
+}  // namespace
+
+Sparsity parse_sparsity(std::string_view name) {
+  if (name == "off") return Sparsity::off;
+  if (name == "exact") return Sparsity::exact;
+  if (name == "auto") return Sparsity::auto_;
+  fail("unknown sparsity mode '{}'; expected off, exact or auto", name);
+}
+
+const char* to_string(Sparsity sparsity) {
+  switch (sparsity) {
+    case Sparsity::off:
+      return "off";
+    case Sparsity::exact:
+      return "exact";
+    case Sparsity::auto_:
+      return "auto";
+  }
+  return "?";
+}
+
+double DensityStats::density(int64_t n_ff) const {
+  if (steps == 0 || active.empty()) return NAN;
+  double total = 0;
+  for (const double a : active) total += a;
+  return total / static_cast<double>(steps * n_ff) / static_cast<double>(active.size());
+}
+
+Engine::Engine(model::Model& model, Device& device, const EngineOptions& options)
+    : model_(model), device_(device), options_(options) {
+  const model::Config& c = model_.config();
+  if (options.n_batch < 1) fail("the batch size is {}, expected 1 or more", options.n_batch);
+  if (!(options.sparse_threshold >= 0))
+    fail("the sparse threshold is {}, expected 0 or more", options.sparse_threshold);
+  n_ctx_ = choose_context(c, options);
+  sparsity_ = choose_sparsity(model_, options);
+  const int64_t n_batch = std::min(options.n_batch, n_ctx_);
+  device_.reserve(limits_of(model_, n_ctx_, n_batch));
+  weights_ = place(model_, device_);
+  act_ = Activations(device_, c, n_batch, model_.quantized());
+  kv_ = KvCache(device_, c, n_ctx_);
+  host_logits_.resize(static_cast<size_t>(c.n_vocab));
+  density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
+  graphs_.assign(64, -1);
+}
+
+Engine::~Engine() = default;
+
+void Engine::check_room(std::span<const int32_t> ids) const {
+  HEARTH_CHECK(!ids.empty());
+  const auto n = static_cast<int64_t>(ids.size());
+  if (n_past_ + n > n_ctx_) {
+    fail("the context is full: {} tokens are in it and {} more do not fit in {}; use a larger -c or a shorter text",
+         n_past_, n, n_ctx_);
+  }
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= config().n_vocab)
+      fail("token id {} is out of range, expected 0 to {}", id, config().n_vocab - 1);
+  }
+}
+
+void Engine::upload_tokens(std::span<const int32_t> ids) {
+  // Positions follow the ids at a fixed distance, so a single token needs a single small copy when n_batch is 1.
+  std::vector<int32_t> positions(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(n_past_) + static_cast<int32_t>(i);
+  device_.upload(act_.ids, ids.data(), ids.size() * sizeof(int32_t));
+  device_.upload(act_.pos, positions.data(), positions.size() * sizeof(int32_t));
+}
+
+ForwardArgs Engine::forward_args(int64_t max_kv) {
+  return {
+      config(), weights_, device_, act_, kv_, n_ctx_, max_kv, sparsity_ == Sparsity::exact, options_.sparse_threshold};
+}
+
+void Engine::forward_chunk(std::span<const int32_t> ids) {
+  const auto T = static_cast<int64_t>(ids.size());
+  upload_tokens(ids);
+  forward_layers(forward_args(n_past_ + T), T);
+  n_past_ += T;
+}
+
+void Engine::decode_step(int32_t id) {
+  upload_tokens({&id, 1});
+  const auto step = [&](int64_t max_kv) {
+    const ForwardArgs f = forward_args(max_kv);
+    forward_layers(f, 1);
+    forward_head(f, 0, 1);
+    device_.argmax(act_.logits, config().n_vocab, act_.best);
+  };
+  if (options_.use_graph && device_.supports_graphs()) {
+    // One graph per power-of-two bound of the context: the bound fixes the attention's grid, everything else is read
+    // from device memory.
+    const auto bound = std::bit_ceil(static_cast<uint64_t>(std::max(n_past_ + 1, kSmallestGraphContext)));
+    int& graph = graphs_[static_cast<size_t>(std::countr_zero(bound))];
+    if (graph < 0) {
+      device_.begin_capture();
+      step(std::min(static_cast<int64_t>(bound), n_ctx_));
+      graph = device_.end_capture();
+    }
+    device_.launch(graph);
+  } else {
+    step(n_past_ + 1);
+  }
+  ++n_past_;
+}
+
+void Engine::record_density() {
+  if (sparsity_ != Sparsity::exact) return;
+  std::vector<int32_t> counts(density_.active.size());
+  device_.download(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
+  for (size_t l = 0; l < counts.size(); ++l) density_.active[l] += counts[l];
+  ++density_.steps;
+}
+
+std::span<const float> Engine::eval(std::span<const int32_t> ids) {
+  check_room(ids);
+  if (ids.size() == 1) {
+    decode_step(ids[0]);
+    record_density();
+  } else {
+    const auto n_batch = static_cast<size_t>(act_.n_batch);
+    size_t count = 0;
+    for (size_t first = 0; first < ids.size(); first += count) {
+      count = std::min(n_batch, ids.size() - first);
+      forward_chunk(ids.subspan(first, count));
+    }
+    const ForwardArgs f = forward_args(n_past_);
+    forward_head(f, static_cast<int64_t>(count) - 1, 1);
+  }
+  device_.download(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
+  return host_logits_;
+}
+
+void Engine::eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t, std::span<const float>)> visit) {
+  check_room(ids);
+  const auto n_vocab = static_cast<size_t>(config().n_vocab);
+  const auto n_ids = static_cast<int64_t>(ids.size());
+  std::vector<float> rows(static_cast<size_t>(act_.logit_rows) * n_vocab);
+  for (int64_t first = 0; first < n_ids; first += act_.n_batch) {
+    const int64_t count = std::min(act_.n_batch, n_ids - first);
+    forward_chunk(ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+    const ForwardArgs f = forward_args(n_past_);
+    for (int64_t row = 0; row < count; row += act_.logit_rows) {
+      const int64_t n = std::min(act_.logit_rows, count - row);
+      forward_head(f, row, n);
+      device_.download(rows.data(), act_.logits, static_cast<size_t>(n) * n_vocab * sizeof(float));
+      for (int64_t i = 0; i < n; ++i) visit(first + row + i, {rows.data() + static_cast<size_t>(i) * n_vocab, n_vocab});
+    }
+  }
+}
+
+int32_t Engine::eval_greedy(int32_t id) {
+  check_room({&id, 1});
+  decode_step(id);
+  record_density();
+  int32_t best = 0;
+  device_.download(&best, act_.best, sizeof best);
+  return best;
+}
+
+void Engine::truncate(int64_t n) {
+  HEARTH_CHECK(n >= 0 && n <= n_past_, "n {} n_past {}", n, n_past_);
+  n_past_ = n;
+}
+
+size_t Engine::bytes_per_token(double density, int64_t n_kv) const {
+  const model::Config& c = config();
+  const double up_down = sparsity_ == Sparsity::exact && std::isfinite(density) ? density : 1.0;
+  double bytes = static_cast<double>(weights_.output.bytes());
+  for (const model::LayerWeights& l : model_.weights().layers) {
+    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo, &l.ffn.gate}) bytes += static_cast<double>(m->bytes());
+    for (const Matrix* m : {&l.ffn.up, &l.ffn.down, &l.ffn.down_t}) {
+      if (*m) bytes += up_down * static_cast<double>(m->bytes());
+    }
+  }
+  return static_cast<size_t>(bytes) + KvCache::bytes(c, std::min(n_kv, n_ctx_));
+}
+
+}  // namespace hearth::engine

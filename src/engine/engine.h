@@ -1,0 +1,92 @@
+#pragma once
+// Runs a model on a device: places the weights, owns the activations and the KV cache, and evaluates tokens.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/device.h"
+#include "core/thread_team.h"
+#include "engine/activations.h"
+#include "engine/forward.h"
+#include "engine/kv_cache.h"
+#include "model/model.h"
+
+namespace hearth::engine {
+
+// off: every neuron. exact: every gate, then up and down of the active neurons alone. auto_: exact where it loses
+// nothing (the ReLU families) and the file allows it, otherwise off.
+enum class Sparsity { off, exact, auto_ };
+Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "auto"; throws Error
+const char* to_string(Sparsity sparsity);
+
+struct EngineOptions {
+  int64_t n_ctx = 0;      // 0: the model's own, at most 4096
+  int64_t n_batch = 512;  // prompt tokens evaluated at once
+  Sparsity sparsity = Sparsity::auto_;
+  float sparse_threshold = 0.0f;  // a neuron is active when |act(gate)| > threshold; above 0 changes the result
+  bool use_graph = true;          // record a decode step once and replay it, where the device can
+};
+
+// Counted over single-token steps in a sparse mode.
+struct DensityStats {
+  int64_t steps = 0;
+  std::vector<double> active;          // per layer: neurons active, summed over steps
+  double density(int64_t n_ff) const;  // mean share of active neurons; NaN before the first step
+};
+
+class Engine {
+ public:
+  // `model` must outlive the engine; in a sparse mode its down projections are transposed (Model::prepare_sparse).
+  // Throws Error when the options cannot be met: exact asked of a file that cannot be, a context beyond what the model
+  // supports.
+  Engine(model::Model& model, Device& device, const EngineOptions& options);
+  ~Engine();
+
+  const model::Config& config() const { return model_.config(); }
+  Device& device() { return device_; }
+  Sparsity sparsity() const { return sparsity_; }  // off or exact
+  int64_t n_ctx() const { return n_ctx_; }
+  int64_t n_past() const { return n_past_; }
+
+  // Appends tokens to the sequence; the logits of the last one, [n_vocab], valid until the next call. Throws Error when
+  // an id is out of range or the context would overflow; then nothing has changed.
+  std::span<const float> eval(std::span<const int32_t> ids);
+  // Appends tokens and calls visit(i, logits) for the token ids[i], i = 0, 1, …
+  void eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
+  // Appends one token; the most likely next one, found on the device.
+  int32_t eval_greedy(int32_t id);
+
+  // Forgets everything after the first n tokens.
+  void truncate(int64_t n);
+
+  const DensityStats& density() const { return density_; }
+  // Bytes of weights that one decode step reads at the context length n_kv: all matrices, less the up and down rows
+  // that a sparse mode skips at this density, plus the KV cache.
+  size_t bytes_per_token(double density, int64_t n_kv) const;
+
+ private:
+  void check_room(std::span<const int32_t> ids) const;
+  void upload_tokens(std::span<const int32_t> ids);
+  ForwardArgs forward_args(int64_t max_kv);
+  void forward_chunk(std::span<const int32_t> ids);  // through all layers, advances n_past
+  void decode_step(int32_t id);                      // one token, logits on the device
+  void record_density();
+
+  model::Model& model_;
+  Device& device_;
+  EngineOptions options_;
+  Sparsity sparsity_ = Sparsity::off;
+  int64_t n_ctx_ = 0, n_past_ = 0;
+  model::Weights weights_;
+  Activations act_;
+  KvCache kv_;
+  std::vector<float> host_logits_;
+  DensityStats density_;
+  std::vector<int> graphs_;  // by shape class (log2 of the context bound); -1 = not captured
+};
+
+}  // namespace hearth::engine

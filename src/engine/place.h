@@ -1,0 +1,12 @@
+#pragma once
+// Moves a model's weights into a device's address space.
+#include "core/device.h"
+#include "model/model.h"
+
+namespace hearth::engine {
+
+// The same weights as views in the device's memory. On the CPU they are the file's mapping itself. A tied head is
+// placed once.
+model::Weights place(const model::Model& model, Device& device);
+
+}  // namespace hearth::engine
