@@ -58,6 +58,9 @@ class File {
  public:
   // Opens a single file, or all parts when `path` is any part of a split one (NAME-0000i-of-0000n.gguf).
   static File open(const std::filesystem::path& path);
+  // A file image in memory, which must outlive the result and start at an address that is a multiple of 8. `name` stands for
+  // the path in messages. Parts of a split file are refused: they are found by path only.
+  static File from_bytes(std::span<const std::byte> image, std::string name);
   // True when the file starts with a magic number that open() knows.
   static bool looks_like_gguf(const std::filesystem::path& path);
 
@@ -69,8 +72,8 @@ class File {
 
   const std::vector<KeyValue>& metadata() const { return metadata_; }
   const Value* find(std::string_view key) const;
-  // Values, converted between number types when nothing is lost. get: nullopt when the key is absent. require: throws when
-  // absent. Both throw when the value has another type or does not fit.
+  // Values, converted between number types when nothing is lost (f64 may be rounded to f32; bool is no number).
+  // get: nullopt when the key is absent. require: throws when absent. Both throw when the value has another type or does not fit.
   // T: bool, int32_t, uint32_t, int64_t, uint64_t, float, std::string, and std::vector of int32_t, float, std::string.
   template <typename T>
   std::optional<T> get(std::string_view key) const;
@@ -85,18 +88,29 @@ class File {
   void dont_need(const TensorInfo& tensor) const;
 
  private:
+  struct Part {
+    MappedFile file;                   // empty for an image in memory
+    std::span<const std::byte> bytes;
+  };
+  struct Hash {  // look-ups by string_view without a copy
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return std::hash<std::string_view>{}(s); }
+  };
+  using Index = std::unordered_map<std::string, size_t, Hash, std::equal_to<>>;
+
   std::filesystem::path path_;
-  std::vector<MappedFile> parts_;
+  std::vector<Part> parts_;
   uint32_t version_ = 0;
   bool powerinfer_ = false;
   uint64_t alignment_ = 32;
-  std::vector<KeyValue> metadata_;
+  std::vector<KeyValue> metadata_;  // of the first part
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string, size_t> key_index_, tensor_index_;
+  Index key_index_, tensor_index_;
   friend class Parser;
 };
 
-// Writes a GGUF v3 file in one pass: metadata and tensor list first, then each tensor's bytes in the order they were added.
+// Writes a GGUF v3 file in one pass: metadata and tensor list first, then each tensor's bytes, placed in the order the tensors
+// were added. Tensors are aligned to general.alignment where that is set, to 32 bytes otherwise.
 // Nothing appears under `path` until finish() has succeeded.
 class Writer {
  public:
@@ -108,7 +122,7 @@ class Writer {
   // After the last set/add_tensor: writes the header. Afterwards, tensor data may be written.
   void begin();
   uint64_t tensor_bytes(size_t tensor) const;
-  // Writes part of a tensor's data at a byte offset within it. Any order, any thread.
+  // Writes part of a tensor's data at a byte offset within it: any order, any thread, each byte once.
   void write(size_t tensor, uint64_t offset, std::span<const std::byte> data);
   // Checks that every byte of every tensor was written, flushes, and renames onto `path`.
   void finish();
