@@ -1,0 +1,76 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/thread_team.h"
+
+namespace hearth {
+namespace {
+
+TEST(ThreadTeam, RunsEveryMemberOnce) {
+  for (const int n : {1, 2, 3, 7}) {
+    ThreadTeam team(n);
+    EXPECT_EQ(team.size(), n);
+    for (int round = 0; round < 500; ++round) {
+      std::vector<int> calls(static_cast<size_t>(n), 0);
+      team.run([&](int t) { ++calls[static_cast<size_t>(t)]; });
+      for (const int c : calls) ASSERT_EQ(c, 1);
+    }
+  }
+}
+
+TEST(ThreadTeam, ChunksCoverTheRangeOnceWhateverTheTeam) {
+  for (const int n : {1, 2, 5}) {
+    ThreadTeam team(n);
+    for (const int64_t size : {0, 1, 6, 7, 8, 1000}) {
+      std::vector<int> hits(static_cast<size_t>(size), 0);
+      team.for_chunks(size, 7, [&](int64_t begin, int64_t end, int) {
+        EXPECT_EQ(begin % 7, 0);
+        EXPECT_LE(end - begin, 7);
+        for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (const int h : hits) ASSERT_EQ(h, 1);
+    }
+  }
+}
+
+TEST(ThreadTeam, WakesAfterSleeping) {
+  ThreadTeam team(3);
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // far longer than members spin
+    std::atomic<int> calls = 0;
+    team.run([&](int) { ++calls; });
+    EXPECT_EQ(calls, 3);
+  }
+}
+
+TEST(ThreadTeam, WritesOfMembersAreVisibleToTheCaller) {
+  ThreadTeam team(4);
+  std::vector<int64_t> data(4096);
+  for (int64_t round = 1; round <= 200; ++round) {
+    team.for_chunks(static_cast<int64_t>(data.size()), 64, [&](int64_t b, int64_t e, int) {
+      for (int64_t i = b; i < e; ++i) data[static_cast<size_t>(i)] += i;
+    });
+    const int64_t n = static_cast<int64_t>(data.size());
+    ASSERT_EQ(std::accumulate(data.begin(), data.end(), int64_t{0}), round * n * (n - 1) / 2);
+  }
+}
+
+TEST(ThreadTeam, RefusesSillySizes) {
+  EXPECT_THROW(ThreadTeam(-1), Error);
+  EXPECT_THROW(ThreadTeam(100000), Error);
+}
+
+TEST(CpuTopology, IsSensible) {
+  const CpuTopology t = cpu_topology();
+  EXPECT_GE(t.physical, 1);
+  EXPECT_GE(t.logical, t.physical);
+}
+
+}  // namespace
+}  // namespace hearth

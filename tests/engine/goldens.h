@@ -1,0 +1,48 @@
+#pragma once
+// Models with recorded results of a reference implementation (Hugging Face transformers or numpy in float): a directory
+// with the checkpoint and goldens.json.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace hearth::test {
+
+struct Golden {
+  std::string prompt;
+  std::vector<int32_t> ids;
+  std::vector<float> last_logits;  // all of them, or empty
+  std::vector<int32_t> top_ids;    // of the last position
+  std::vector<float> top_logits;
+  std::vector<int32_t> greedy_ids;  // continuation
+  double min_greedy_margin = 0;     // smallest gap between the best two logits on the way; 0 = not recorded
+  std::string text;                 // prompt and continuation, or empty
+};
+
+struct Goldens {
+  std::string ffn;  // an override of the FFN family, "relu(gate)*relu(up)", or empty
+  std::vector<Golden> cases;
+};
+
+inline Goldens read_goldens(const std::filesystem::path& directory) {
+  std::ifstream in(directory / "goldens.json");
+  const nlohmann::json j = nlohmann::json::parse(in);
+  Goldens goldens;
+  if (j.contains("ffn") && j["ffn"].is_string()) goldens.ffn = j["ffn"];
+  for (const auto& g : j.at("goldens")) {
+    Golden c;
+    c.prompt = g.value("prompt", "");
+    c.ids = g.at("ids").get<std::vector<int32_t>>();
+    if (g.contains("last_logits")) c.last_logits = g["last_logits"].get<std::vector<float>>();
+    c.top_ids = g.at("top8_ids").get<std::vector<int32_t>>();
+    c.top_logits = (g.contains("top8") ? g["top8"] : g.at("top8_logits")).get<std::vector<float>>();
+    c.greedy_ids = g.at("greedy_ids").get<std::vector<int32_t>>();
+    c.min_greedy_margin = g.value("min_greedy_margin", 0.0);
+    c.text = g.value("text", "");
+    goldens.cases.push_back(std::move(c));
+  }
+  return goldens;
+}
+
+}  // namespace hearth::test
