@@ -22,9 +22,13 @@ inline constexpr size_t kMaxDims = 4;
 inline constexpr size_t kMaxTensorName = 64;
 inline constexpr size_t kMaxKey = 65535;
 
-inline bool valid_alignment(uint64_t a) { return a >= kMinAlignment && a <= kMaxAlignment && (a & (a - 1)) == 0; }
+inline bool valid_alignment(uint64_t a) {
+  return a >= kMinAlignment && a <= kMaxAlignment && (a & (a - 1)) == 0;
+}
 // `alignment` is a power of two, and value + alignment does not overflow.
-inline uint64_t align_up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
+inline uint64_t align_up(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) & ~(alignment - 1);
+}
 
 // Bytes that a terminal or a text file would not show as they are.
 inline bool has_control_bytes(std::string_view s) {
@@ -38,26 +42,39 @@ inline bool has_control_bytes(std::string_view s) {
 template <typename F>
 decltype(auto) with_type(ValueType type, F&& f) {
   switch (type) {
-    case ValueType::u8: return f(std::type_identity<uint8_t>{});
-    case ValueType::i8: return f(std::type_identity<int8_t>{});
-    case ValueType::u16: return f(std::type_identity<uint16_t>{});
-    case ValueType::i16: return f(std::type_identity<int16_t>{});
-    case ValueType::u32: return f(std::type_identity<uint32_t>{});
-    case ValueType::i32: return f(std::type_identity<int32_t>{});
-    case ValueType::f32: return f(std::type_identity<float>{});
-    case ValueType::boolean: return f(std::type_identity<bool>{});
-    case ValueType::string: return f(std::type_identity<std::string>{});
-    case ValueType::u64: return f(std::type_identity<uint64_t>{});
-    case ValueType::i64: return f(std::type_identity<int64_t>{});
-    case ValueType::f64: return f(std::type_identity<double>{});
-    case ValueType::array: break;
+    case ValueType::u8:
+      return f(std::type_identity<uint8_t>{});
+    case ValueType::i8:
+      return f(std::type_identity<int8_t>{});
+    case ValueType::u16:
+      return f(std::type_identity<uint16_t>{});
+    case ValueType::i16:
+      return f(std::type_identity<int16_t>{});
+    case ValueType::u32:
+      return f(std::type_identity<uint32_t>{});
+    case ValueType::i32:
+      return f(std::type_identity<int32_t>{});
+    case ValueType::f32:
+      return f(std::type_identity<float>{});
+    case ValueType::boolean:
+      return f(std::type_identity<bool>{});
+    case ValueType::string:
+      return f(std::type_identity<std::string>{});
+    case ValueType::u64:
+      return f(std::type_identity<uint64_t>{});
+    case ValueType::i64:
+      return f(std::type_identity<int64_t>{});
+    case ValueType::f64:
+      return f(std::type_identity<double>{});
+    case ValueType::array:
+      break;
   }
   HEARTH_CHECK(false, "value type {}", static_cast<uint32_t>(type));
   __builtin_unreachable();
 }
 
-// Bytes of a tensor of type `traits` and shape `ne`. Throws Error, beginning with `who`, for a shape that cannot be: no or too
-// many dimensions, a dimension below 1, columns that are no whole blocks, or a size beyond 2^63.
+// Bytes of a tensor of type `traits` and shape `ne`. Throws Error, beginning with `who`, for a shape that cannot be: no
+// or too many dimensions, a dimension below 1, columns that are no whole blocks, or a size beyond 2^63.
 uint64_t checked_tensor_bytes(std::string_view who, const DTypeTraits& traits, const std::vector<int64_t>& ne);
 void check_key(std::string_view who, std::string_view key);
 void check_tensor_name(std::string_view who, std::string_view name);

@@ -1,5 +1,5 @@
-// The reader. Nothing in a file is believed: every count is compared with the bytes that are left before anything is allocated
-// or skipped, so that memory stays proportional to the header's real size.
+// The reader. Nothing in a file is believed: every count is compared with the bytes that are left before anything is
+// allocated or skipped, so that memory stays proportional to the header's real size.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -14,9 +14,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "GGUF is read in place: this needs a little-endian machine");
 
-// Metadata and tensor list together. The largest real ones are some 20 MB (a vocabulary of 256k and its merges); the limit keeps
-// a hostile file of many gigabytes from filling memory with keys.
-constexpr size_t kMaxHeader = size_t{256} << 20;
+// Metadata and tensor list together. The largest real ones are some 20 MB (a vocabulary of 256k and its merges); the
+// limit keeps a hostile file of many gigabytes from filling memory with keys.
+constexpr size_t kMaxHeader = size_t{128} << 20;
 
 // Reads little-endian values from a span, and never beyond it.
 class Cursor {
@@ -47,7 +47,8 @@ class Cursor {
   // Throws unless `count` items of at least `bytes_each` can follow.
   void need_items(uint64_t count, size_t bytes_each, std::string_view what) const {
     if (count <= remaining() / bytes_each) return;
-    fail("'{}': {} claims {} entries of at least {} bytes, {} bytes {}", name_, what, count, bytes_each, remaining(), left());
+    fail("'{}': {} claims {} entries of at least {} bytes, {} bytes {}", name_, what, count, bytes_each, remaining(),
+         left());
   }
 
  private:
@@ -69,8 +70,10 @@ class Cursor {
 size_t stored_bytes(ValueType type) {
   return with_type(type, [](auto tag) -> size_t {
     using T = typename decltype(tag)::type;
-    if constexpr (std::same_as<T, std::string>) return sizeof(uint64_t);  // at least its length
-    else return sizeof(T);
+    if constexpr (std::same_as<T, std::string>)
+      return sizeof(uint64_t);  // at least its length
+    else
+      return sizeof(T);
   });
 }
 
@@ -95,7 +98,9 @@ struct SplitName {
 };
 
 // PowerInfer branched off before i8, i16 and i32 moved up to make room for more quantised types.
-uint32_t from_powerinfer_type(uint32_t type) { return type >= 16 && type <= 18 ? type + 8 : type; }
+uint32_t from_powerinfer_type(uint32_t type) {
+  return type >= 16 && type <= 18 ? type + 8 : type;
+}
 
 }  // namespace
 
@@ -111,7 +116,8 @@ class Parser {
     const uint32_t version = read_version(cursor, name);
     const auto n_tensors = cursor.read<uint64_t>("the number of tensors");
     const auto n_keys = cursor.read<uint64_t>("the number of metadata keys");
-    // Smallest entries: a name of one byte with its length, then type and value; or dimensions, one size, type and offset.
+    // Smallest entries: a name of one byte with its length, then type and value; or dimensions, one size, type and
+    // offset.
     cursor.need_items(n_keys, 8 + 1 + 4 + 1, "the metadata");
     cursor.need_items(n_tensors, 8 + 1 + 4 + 8 + 4 + 8, "the tensor list");
     File part;  // metadata of this part alone; the file keeps the first one's
@@ -181,7 +187,8 @@ class Parser {
 
   static Array read_array(Cursor& cursor, const std::string& name, const std::string& key) {
     const ValueType type = read_type(cursor, name, key);
-    if (type == ValueType::array) fail("'{}': the key '{}' is an array of arrays, which no known model uses", name, key);
+    if (type == ValueType::array)
+      fail("'{}': the key '{}' is an array of arrays, which no known model uses", name, key);
     const auto count = cursor.read<uint64_t>("an array's length");
     cursor.need_items(count, stored_bytes(type), fmt::format("the array '{}'", key));
     return with_type(type, [&](auto tag) -> Array {
@@ -206,14 +213,16 @@ class Parser {
         return Value(std::in_place_type<T>, read_scalar<T>(cursor, name, key));
       });
     }
-    if (!part.key_index_.emplace(key, part.metadata_.size()).second) fail("'{}': the key '{}' appears twice", name, key);
+    if (!part.key_index_.emplace(key, part.metadata_.size()).second)
+      fail("'{}': the key '{}' appears twice", name, key);
     part.metadata_.push_back({std::move(key), std::move(value)});
   }
 
   static uint64_t read_alignment(const std::string& name, const File& part) {
     const uint64_t alignment = part.get<uint64_t>(kAlignmentKey).value_or(kDefaultAlignment);
     if (!valid_alignment(alignment)) {
-      fail("'{}': {} is {}, a power of two from {} to {} was expected", name, kAlignmentKey, alignment, kMinAlignment, kMaxAlignment);
+      fail("'{}': {} is {}, a power of two from {} to {} was expected", name, kAlignmentKey, alignment, kMinAlignment,
+           kMaxAlignment);
     }
     return alignment;
   }
@@ -236,24 +245,31 @@ class Parser {
     file_.tensors_.push_back(std::move(t));
   }
 
-  // Turns offsets into the data section into offsets into the file, once they are known to be inside, aligned and disjoint.
-  void place_tensors(size_t file_bytes, size_t header_bytes, const std::string& name, uint64_t alignment, size_t first) {
+  // Turns offsets into the data section into offsets into the file, once they are known to be inside, aligned and
+  // disjoint.
+  void place_tensors(size_t file_bytes, size_t header_bytes, const std::string& name, uint64_t alignment,
+                     size_t first) {
     const uint64_t data_begin = align_up(header_bytes, alignment);
     const uint64_t data_bytes = file_bytes > data_begin ? file_bytes - data_begin : 0;
     for (size_t i = first; i < file_.tensors_.size(); ++i) {
       TensorInfo& t = file_.tensors_[i];
       if (t.offset % alignment != 0) {
-        fail("'{}': tensor '{}' starts at {}, a multiple of the alignment {} was expected", name, t.name, t.offset, alignment);
+        fail("'{}': tensor '{}' starts at {}, a multiple of the alignment {} was expected", name, t.name, t.offset,
+             alignment);
       }
       if (t.offset > data_bytes || t.bytes > data_bytes - t.offset) {
-        fail("'{}': tensor '{}' takes {} bytes from {}, the file has {} bytes of tensor data: it is damaged or was not copied "
-             "completely", name, t.name, t.bytes, t.offset, data_bytes);
+        fail(
+            "'{}': tensor '{}' takes {} bytes from {}, the file has {} bytes of tensor data: it is damaged or was not "
+            "copied "
+            "completely",
+            name, t.name, t.bytes, t.offset, data_bytes);
       }
       t.offset += data_begin;
     }
     std::vector<size_t> order(file_.tensors_.size() - first);
     std::iota(order.begin(), order.end(), first);
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return file_.tensors_[a].offset < file_.tensors_[b].offset; });
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return file_.tensors_[a].offset < file_.tensors_[b].offset; });
     for (size_t i = 1; i < order.size(); ++i) {
       const TensorInfo& a = file_.tensors_[order[i - 1]];
       const TensorInfo& b = file_.tensors_[order[i]];
@@ -302,7 +318,8 @@ File File::open(const std::filesystem::path& path) {
   }
   const uint64_t expected = whole.get<uint64_t>("split.tensors.count").value_or(whole.tensors_.size());
   if (expected != whole.tensors_.size()) {
-    fail("'{}': the {} parts hold {} tensors, split.tensors.count says {}", path.string(), count, whole.tensors_.size(), expected);
+    fail("'{}': the {} parts hold {} tensors, split.tensors.count says {}", path.string(), count, whole.tensors_.size(),
+         expected);
   }
   return whole;
 }
@@ -313,7 +330,8 @@ File File::from_bytes(std::span<const std::byte> image, std::string name) {
   file.path_ = name;
   Parser parser(file);
   parser.parse_part(image, name);
-  if (parser.split_count() > 1) fail("'{}' is one of {} parts of a split model, which must be files", name, parser.split_count());
+  if (parser.split_count() > 1)
+    fail("'{}' is one of {} parts of a split model, which must be files", name, parser.split_count());
   file.parts_.push_back({MappedFile(), image});
   return file;
 }

@@ -83,13 +83,20 @@ struct Target<std::vector<T>> {
 
 template <typename T>
 std::string target_name() {
-  if constexpr (std::same_as<T, bool>) return "a bool";
-  else if constexpr (std::same_as<T, float>) return "a number (f32)";
-  else if constexpr (std::same_as<T, std::string>) return "a string";
-  else if constexpr (std::integral<T>) return fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
-  else if constexpr (std::same_as<T, std::vector<int32_t>>) return "an array of whole numbers (i32)";
-  else if constexpr (std::same_as<T, std::vector<float>>) return "an array of numbers (f32)";
-  else return "an array of strings";
+  if constexpr (std::same_as<T, bool>)
+    return "a bool";
+  else if constexpr (std::same_as<T, float>)
+    return "a number (f32)";
+  else if constexpr (std::same_as<T, std::string>)
+    return "a string";
+  else if constexpr (std::integral<T>)
+    return fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
+  else if constexpr (std::same_as<T, std::vector<int32_t>>)
+    return "an array of whole numbers (i32)";
+  else if constexpr (std::same_as<T, std::vector<float>>)
+    return "an array of numbers (f32)";
+  else
+    return "an array of strings";
 }
 
 // What was found, short enough for a one-line message.
@@ -112,25 +119,41 @@ std::string describe(const Value& value) {
 
 const char* to_string(ValueType type) {
   switch (type) {
-    case ValueType::u8: return "u8";
-    case ValueType::i8: return "i8";
-    case ValueType::u16: return "u16";
-    case ValueType::i16: return "i16";
-    case ValueType::u32: return "u32";
-    case ValueType::i32: return "i32";
-    case ValueType::f32: return "f32";
-    case ValueType::boolean: return "bool";
-    case ValueType::string: return "string";
-    case ValueType::array: return "array";
-    case ValueType::u64: return "u64";
-    case ValueType::i64: return "i64";
-    case ValueType::f64: return "f64";
+    case ValueType::u8:
+      return "u8";
+    case ValueType::i8:
+      return "i8";
+    case ValueType::u16:
+      return "u16";
+    case ValueType::i16:
+      return "i16";
+    case ValueType::u32:
+      return "u32";
+    case ValueType::i32:
+      return "i32";
+    case ValueType::f32:
+      return "f32";
+    case ValueType::boolean:
+      return "bool";
+    case ValueType::string:
+      return "string";
+    case ValueType::array:
+      return "array";
+    case ValueType::u64:
+      return "u64";
+    case ValueType::i64:
+      return "i64";
+    case ValueType::f64:
+      return "f64";
   }
   return "?";
 }
 
-// The alternatives of Value are in the order of the stored numbers; those of Array as well, with `array` itself left out.
-ValueType type_of(const Value& value) { return static_cast<ValueType>(value.index()); }
+// The alternatives of Value are in the order of the stored numbers; those of Array as well, with `array` itself left
+// out.
+ValueType type_of(const Value& value) {
+  return static_cast<ValueType>(value.index());
+}
 
 ValueType element_type(const Array& array) {
   const size_t index = array.index();
@@ -146,14 +169,17 @@ std::optional<T> File::get(std::string_view key) const {
   const Value* value = find(key);
   if (value == nullptr) return std::nullopt;
   std::optional<T> converted = Target<T>::from(*value);
-  if (!converted) fail("'{}': the key '{}' should be {}, it is {}", path_.string(), key, target_name<T>(), describe(*value));
+  if (!converted)
+    fail("'{}': the key '{}' should be {}, it is {}", path_.string(), key, target_name<T>(), describe(*value));
   return converted;
 }
 
 template <typename T>
 T File::require(std::string_view key) const {
   std::optional<T> value = get<T>(key);
-  if (!value) fail("'{}' has no key '{}' ({} was expected); it is incomplete or of a kind hearth does not know", path_.string(), key, target_name<T>());
+  if (!value)
+    fail("'{}' has no key '{}' ({} was expected); it is incomplete or of a kind hearth does not know", path_.string(),
+         key, target_name<T>());
   return std::move(*value);
 }
 
@@ -184,7 +210,8 @@ uint64_t checked_tensor_bytes(std::string_view who, const DTypeTraits& traits, c
   // Elements as well as bytes must stay countable: a block may hold more elements than bytes.
   uint64_t elements = 1, bytes = 0;
   bool overflow = false;
-  for (const int64_t n : ne) overflow |= __builtin_mul_overflow(elements, static_cast<uint64_t>(n), &elements) || elements > limit;
+  for (const int64_t n : ne)
+    overflow |= __builtin_mul_overflow(elements, static_cast<uint64_t>(n), &elements) || elements > limit;
   if (!overflow) {
     const uint64_t blocks = elements / static_cast<uint64_t>(traits.block_size);
     overflow = __builtin_mul_overflow(blocks, static_cast<uint64_t>(traits.block_bytes), &bytes) || bytes > limit;
@@ -195,7 +222,8 @@ uint64_t checked_tensor_bytes(std::string_view who, const DTypeTraits& traits, c
 
 void check_key(std::string_view who, std::string_view key) {
   if (key.empty()) fail("{}: a metadata key is empty", who);
-  if (key.size() > kMaxKey) fail("{}: a metadata key is {} bytes long, at most {} were expected", who, key.size(), kMaxKey);
+  if (key.size() > kMaxKey)
+    fail("{}: a metadata key is {} bytes long, at most {} were expected", who, key.size(), kMaxKey);
   if (has_control_bytes(key)) fail("{}: a metadata key has control characters in it", who);
 }
 

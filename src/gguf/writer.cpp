@@ -15,7 +15,7 @@ namespace {
 class HeaderBytes {
  public:
   template <typename T>
-    requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
   void put(T value) {
     const auto* p = reinterpret_cast<const char*>(&value);
     bytes_.append(p, sizeof value);
@@ -32,7 +32,8 @@ class HeaderBytes {
     std::visit(
         [this](const auto& elements) {
           using T = typename std::remove_cvref_t<decltype(elements)>::value_type;
-          for (size_t i = 0; i < elements.size(); ++i) put(static_cast<const T&>(elements[i]));  // also unwraps vector<bool>
+          for (size_t i = 0; i < elements.size(); ++i)
+            put(static_cast<const T&>(elements[i]));  // also unwraps vector<bool>
         },
         array);
   }
@@ -163,7 +164,9 @@ void Writer::begin() {
   w.begun = true;
 }
 
-uint64_t Writer::tensor_bytes(size_t tensor) const { return impl_->tensors.at(tensor).bytes; }
+uint64_t Writer::tensor_bytes(size_t tensor) const {
+  return impl_->tensors.at(tensor).bytes;
+}
 
 void Writer::write(size_t tensor, uint64_t offset, std::span<const std::byte> data) {
   Impl& w = *impl_;
@@ -173,7 +176,8 @@ void Writer::write(size_t tensor, uint64_t offset, std::span<const std::byte> da
   if (data.empty()) return;
   {
     const std::lock_guard lock(w.mutex);
-    HEARTH_CHECK(add_range(t.written, offset, offset + data.size()), "tensor '{}' is written twice at {}", t.name, offset);
+    HEARTH_CHECK(add_range(t.written, offset, offset + data.size()), "tensor '{}' is written twice at {}", t.name,
+                 offset);
   }
   w.file.write_at(w.data_begin + t.offset + offset, data.data(), data.size());
 }
@@ -182,7 +186,8 @@ void Writer::finish() {
   Impl& w = *impl_;
   HEARTH_CHECK(w.begun);
   for (const OutTensor& t : w.tensors) {
-    const bool complete = t.written.size() == 1 && t.written.begin()->first == 0 && t.written.begin()->second == t.bytes;
+    const bool complete =
+        t.written.size() == 1 && t.written.begin()->first == 0 && t.written.begin()->second == t.bytes;
     HEARTH_CHECK(complete, "tensor '{}' was not written completely", t.name);
   }
   w.file.commit();

@@ -15,8 +15,7 @@ namespace hearth::test {
 class ImageBuilder {
  public:
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  ImageBuilder& put(T value) {
+  requires std::is_arithmetic_v<T> ImageBuilder& put(T value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
@@ -50,6 +49,8 @@ inline void write_file(const std::filesystem::path& path, std::string_view bytes
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-inline std::span<const std::byte> as_bytes(std::string_view s) { return std::as_bytes(std::span(s.data(), s.size())); }
+inline std::span<const std::byte> as_bytes(std::string_view s) {
+  return std::as_bytes(std::span(s.data(), s.size()));
+}
 
 }  // namespace hearth::test

@@ -1,4 +1,5 @@
-// What the writer writes, the reader reads: random metadata and tensors, alignment, threads, and the writer's own refusals.
+// What the writer writes, the reader reads: random metadata and tensors, alignment, threads, and the writer's own
+// refusals.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,10 +26,14 @@ std::string random_string(std::mt19937& rng) {
 
 template <typename T>
 T random_scalar(std::mt19937& rng) {
-  if constexpr (std::is_same_v<T, bool>) return random_int(rng, 0, 1) == 1;
-  else if constexpr (std::is_same_v<T, std::string>) return random_string(rng);
-  else if constexpr (std::is_floating_point_v<T>) return static_cast<T>(std::normal_distribution<double>(0, 1e6)(rng));
-  else return static_cast<T>(std::uniform_int_distribution<uint64_t>()(rng));
+  if constexpr (std::is_same_v<T, bool>)
+    return random_int(rng, 0, 1) == 1;
+  else if constexpr (std::is_same_v<T, std::string>)
+    return random_string(rng);
+  else if constexpr (std::is_floating_point_v<T>)
+    return static_cast<T>(std::normal_distribution<double>(0, 1e6)(rng));
+  else
+    return static_cast<T>(std::uniform_int_distribution<uint64_t>()(rng));
 }
 
 template <typename T>
@@ -46,18 +51,30 @@ Value random_scalar_or_array(std::mt19937& rng) {
 
 Value random_value(std::mt19937& rng) {
   switch (random_int(rng, 0, 11)) {
-    case 0: return random_scalar_or_array<uint8_t>(rng);
-    case 1: return random_scalar_or_array<int8_t>(rng);
-    case 2: return random_scalar_or_array<uint16_t>(rng);
-    case 3: return random_scalar_or_array<int16_t>(rng);
-    case 4: return random_scalar_or_array<uint32_t>(rng);
-    case 5: return random_scalar_or_array<int32_t>(rng);
-    case 6: return random_scalar_or_array<float>(rng);
-    case 7: return random_scalar_or_array<bool>(rng);
-    case 8: return random_scalar_or_array<std::string>(rng);
-    case 9: return random_scalar_or_array<uint64_t>(rng);
-    case 10: return random_scalar_or_array<int64_t>(rng);
-    default: return random_scalar_or_array<double>(rng);
+    case 0:
+      return random_scalar_or_array<uint8_t>(rng);
+    case 1:
+      return random_scalar_or_array<int8_t>(rng);
+    case 2:
+      return random_scalar_or_array<uint16_t>(rng);
+    case 3:
+      return random_scalar_or_array<int16_t>(rng);
+    case 4:
+      return random_scalar_or_array<uint32_t>(rng);
+    case 5:
+      return random_scalar_or_array<int32_t>(rng);
+    case 6:
+      return random_scalar_or_array<float>(rng);
+    case 7:
+      return random_scalar_or_array<bool>(rng);
+    case 8:
+      return random_scalar_or_array<std::string>(rng);
+    case 9:
+      return random_scalar_or_array<uint64_t>(rng);
+    case 10:
+      return random_scalar_or_array<int64_t>(rng);
+    default:
+      return random_scalar_or_array<double>(rng);
   }
 }
 
@@ -83,7 +100,12 @@ TEST(GgufRoundTrip, RandomFiles) {
     const uint32_t alignment = 1u << random_int(rng, 3, 12);
     const bool aligned = seed % 2 == 1;
     if (aligned) writer.set("general.alignment", alignment);
-    struct Tensor { std::string name; DType type; std::vector<int64_t> ne; std::vector<std::byte> data; };
+    struct Tensor {
+      std::string name;
+      DType type;
+      std::vector<int64_t> ne;
+      std::vector<std::byte> data;
+    };
     std::vector<Tensor> tensors;
     const int64_t n_tensors = random_int(rng, 0, 12);
     for (int64_t i = 0; i < n_tensors; ++i) {
