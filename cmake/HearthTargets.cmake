@@ -13,6 +13,11 @@ if(HEARTH_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${HEARTH_SANITIZE} -fno-omit-frame-pointer>)
   target_link_options(hearth_options INTERFACE -fsanitize=${HEARTH_SANITIZE})
 endif()
+if(HEARTH_FUZZ)  # coverage feedback and sanitizers in everything that a target reaches; a finding ends the program
+  set(fuzz_options -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(hearth_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${fuzz_options}>)
+  target_link_options(hearth_options INTERFACE -fsanitize=address,undefined)
+endif()
 
 # hearth_library(NAME [SOURCES...]): static library hearth_NAME of the calling folder. Without SOURCES every .cpp in the folder.
 function(hearth_library NAME)
