@@ -35,6 +35,11 @@ class Random {
 
 class Sampler {
  public:
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+
   // Throws Error on a parameter out of range.
   explicit Sampler(SamplerParams params);
 
@@ -48,12 +53,11 @@ class Sampler {
   const SamplerParams& params() const { return params_; }
 
  private:
-  struct Candidate {
-    float logit;
-    int32_t id;
-  };
   std::span<const float> adjusted(std::span<const float> logits);
-  void select(std::span<const float> logits);
+  // Each narrows candidates_, the tokens that may be drawn.
+  void keep_top_k(std::span<const float> logits);
+  void keep_top_p(float max_logit);
+  void keep_min_p(float max_logit);
   int32_t draw(float max_logit);
 
   SamplerParams params_;

@@ -23,12 +23,12 @@ class Tokenizer {
  public:
   // Throws Error on metadata that are missing, contradictory, or of an unsupported tokenizer.
   static std::unique_ptr<Tokenizer> load(const gguf::File& file);
-  // `name` is used in messages. The vocabulary is checked as load() does.
-  static std::unique_ptr<Tokenizer> create(Vocab vocab, std::string_view name = "vocabulary");
+  // From a vocabulary made otherwise, which is checked as load() checks.
+  static std::unique_ptr<Tokenizer> create(Vocab vocab);
   virtual ~Tokenizer();
 
   // Any bytes are accepted; what is not valid UTF-8 is kept as byte tokens. Work is O(n log n) in the longest word.
-  // Throws Error when the text is 2 GiB or longer.
+  // Throws Error when the text is longer than about 700 MB.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The bytes of one token. May be part of a UTF-8 sequence: print through StreamDecoder. Control and unknown tokens

@@ -49,6 +49,7 @@ struct Vocab {
   bool add_bos = false, add_eos = false;
   bool add_space_prefix = false;          // SPM: a text starts as if with a space
   bool remove_extra_whitespaces = false;  // SPM: runs of spaces become one, none at the ends
+  std::string model_name;                 // `general.name`
   std::string chat_template;              // empty when the model has none
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
@@ -56,9 +57,9 @@ struct Vocab {
   // Throws Error when the metadata lack a vocabulary, name a tokenizer other than gpt2 or llama, or contradict
   // themselves.
   static Vocab load(const gguf::File& file);
-  // The same checks for a vocabulary made otherwise, and what follows from the tokens' texts: end-of-generation tokens
-  // and the whitespace oddities of some models' special tokens. load() calls it. `name` is used in messages.
-  void finish(std::string_view name);
+  // Checks what every tokenizer relies on (Error says what is wrong), and adds what follows from the tokens' texts:
+  // end-of-generation tokens and the whitespace oddities of some models' special tokens. Tokenizer::create calls it.
+  void finish();
 };
 
 }  // namespace hearth::text

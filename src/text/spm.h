@@ -1,0 +1,34 @@
+#pragma once
+// SentencePiece BPE (Kudo and Richardson 2018) as Llama 1 and 2 use it: the best-scored pair that forms a token is
+// merged first; characters without a token become byte tokens.
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/merge.h"
+#include "text/tokenizer.h"
+
+namespace hearth::text {
+
+class SpmTokenizer final : public Tokenizer {
+ public:
+  explicit SpmTokenizer(Vocab vocab);
+
+ protected:
+  void encode_text(std::string_view text, bool after_special, std::vector<int32_t>& ids) const override;
+  std::string normal_piece(int32_t id) const override;
+
+ private:
+  std::string normalise(std::string_view text, bool after_special) const;
+  bool merge_symbols(std::string_view text, const Symbol& left, const Symbol& right, MergeTo& merge) const;
+
+  std::array<int32_t, 256> byte_tokens_{};
+  size_t longest_token_ = 0;  // bytes
+};
+
+// The byte of a token text like `<0x0A>`; -1 when it is none.
+int parse_byte_token(std::string_view text);
+
+}  // namespace hearth::text
