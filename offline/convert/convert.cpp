@@ -1,0 +1,203 @@
+#include "offline/convert/convert.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "core/error.h"
+#include "core/thread_team.h"
+#include "gguf/gguf.h"
+#include "offline/convert/hf_config.h"
+#include "offline/convert/hf_tokenizer.h"
+#include "offline/convert/safetensors.h"
+#include "offline/convert/tensor_map.h"
+#include "text/pretokenizer.h"
+
+namespace hearth::convert {
+namespace {
+
+constexpr int64_t kPieceElements = int64_t{1} << 18;  // a thread's piece: 1 MiB as f32
+constexpr int64_t kBlockPieces = 64;                  // pieces between two reports of progress
+constexpr float kF16Max = 65504.0f;
+
+// llama.cpp's numbers for general.file_type.
+uint32_t file_type(DType type) {
+  switch (type) {
+    case DType::f32:
+      return 0;
+    case DType::f16:
+      return 1;
+    case DType::q4_0:
+      return 2;
+    case DType::q8_0:
+      return 7;
+    case DType::bf16:
+      return 32;
+    default:
+      fail("cannot convert to {}; f32, f16, bf16, q8_0 and q4_0 are supported", traits(type).name);
+  }
+}
+
+// Copies rows of one tensor into another type and order. One per thread: it owns the buffers.
+class RowConverter {
+ public:
+  RowConverter(const HfConfig& config, const MappedTensor& tensor, DType type)
+      : config_(config),
+        t_(tensor),
+        type_(type),
+        in_row_(row_bytes(tensor.source->traits->type, tensor.cols)),
+        out_row_(row_bytes(type, tensor.cols)),
+        narrow_(type != DType::f32 && type != DType::bf16) {}
+
+  // Rows [begin, end) of the result; valid until the next call.
+  std::span<const std::byte> convert(int64_t begin, int64_t end) {
+    const auto n_rows = static_cast<size_t>(end - begin);
+    if (t_.order == RowOrder::as_is && t_.source->traits->type == type_ && !narrow_) {
+      return t_.source->data.subspan(static_cast<size_t>(begin) * in_row_, n_rows * in_row_);
+    }
+    const auto cols = static_cast<size_t>(t_.cols);
+    floats_.resize(cols);
+    out_.resize(n_rows * out_row_);
+    for (int64_t r = begin; r < end; ++r) {
+      load(source_row(config_, t_.order, r));
+      if (narrow_) check_range();
+      traits(type_).from_float(floats_.data(), out_.data() + static_cast<size_t>(r - begin) * out_row_, t_.cols);
+    }
+    return out_;
+  }
+
+ private:
+  void load(int64_t row) {
+    const std::byte* source = t_.source->data.data() + static_cast<size_t>(row) * in_row_;
+    if (reinterpret_cast<uintptr_t>(source) % alignof(float) != 0) {  // a header may have any length
+      aligned_.resize(in_row_ / sizeof(float) + 1);
+      std::memcpy(aligned_.data(), source, in_row_);
+      source = reinterpret_cast<const std::byte*>(aligned_.data());
+    }
+    t_.source->traits->to_float(source, floats_.data(), t_.cols);
+  }
+
+  // f16, and the f16 scales of the block formats, end at 65504. NaN fails the comparison too.
+  void check_range() const {
+    for (const float x : floats_) {
+      if (!(std::fabs(x) <= kF16Max)) {
+        fail("tensor {} holds the value {}, which {} cannot store; use --type bf16 or f32", t_.source->name, x,
+             traits(type_).name);
+      }
+    }
+  }
+
+  const HfConfig& config_;
+  const MappedTensor& t_;
+  DType type_;
+  size_t in_row_, out_row_;
+  bool narrow_;
+  std::vector<float> floats_, aligned_;
+  std::vector<std::byte> out_;
+};
+
+class Conversion {
+ public:
+  Conversion(const std::filesystem::path& directory, const std::filesystem::path& out, const Options& options)
+      : options_(options),
+        config_(read_hf_config(directory, options.ffn)),
+        checkpoint_(Checkpoint::open(directory)),
+        tensors_(map_tensors(config_, checkpoint_, [this](std::string_view text) { notice(text); })),
+        writer_(out),
+        team_(options.n_threads) {
+    write_metadata(directory);
+  }
+
+  Summary run() {
+    for (const MappedTensor& t : tensors_) add(t);
+    std::vector<float> factors;
+    size_t rope_freqs = 0;
+    if (config_.rope.kind == RopeScaling::Kind::llama3) {
+      factors = llama3_rope_factors(config_);
+      rope_freqs = writer_.add_tensor("rope_freqs.weight", DType::f32, {static_cast<int64_t>(factors.size())});
+    }
+    writer_.begin();
+    for (size_t i = 0; i < tensors_.size(); ++i) total_ += writer_.tensor_bytes(i);
+    if (!factors.empty()) writer_.write(rope_freqs, 0, std::as_bytes(std::span(factors)));
+    for (size_t i = 0; i < tensors_.size(); ++i) write(i);
+    writer_.finish();
+    return {config_.arch, config_.activation, tensors_.size() + (factors.empty() ? 0 : 1), writer_.file_bytes()};
+  }
+
+ private:
+  void notice(std::string_view text) const {
+    if (options_.on_notice) options_.on_notice(text);
+  }
+
+  void write_metadata(const std::filesystem::path& directory) {
+    write_config(config_, writer_);
+    writer_.set("general.name", std::filesystem::weakly_canonical(directory).filename().string());
+    writer_.set("general.file_type", file_type(options_.type));
+    writer_.set("general.quantization_version", uint32_t{2});
+    write_vocabulary(
+        read_hf_tokenizer(directory, config_, options_.pre, [this](std::string_view text) { notice(text); }), writer_);
+  }
+
+  void add(const MappedTensor& t) {
+    DType type = t.vector || t.keep_f32 ? DType::f32 : options_.type;
+    if (const int block = traits(type).block_size; t.cols % block != 0) {
+      notice(fmt::format("{} has {} columns, no multiple of {}'s block of {}: stored as f16", t.name, t.cols,
+                         traits(type).name, block));
+      type = DType::f16;
+    }
+    types_.push_back(type);
+    writer_.add_tensor(t.name, type, t.vector ? std::vector{t.rows} : std::vector{t.cols, t.rows});
+  }
+
+  // Blocks of rows, each shared out to the team in pieces of about kPieceElements.
+  void write(size_t index) {
+    const MappedTensor& t = tensors_[index];
+    const int64_t piece = std::max<int64_t>(1, kPieceElements / t.cols);
+    std::vector<RowConverter> converters(static_cast<size_t>(team_.size()), RowConverter(config_, t, types_[index]));
+    const uint64_t row = row_bytes(types_[index], t.cols);
+    for (int64_t first = 0; first < t.rows; first += piece * kBlockPieces) {
+      const int64_t n = std::min(t.rows - first, piece * kBlockPieces);
+      std::exception_ptr error;
+      std::mutex error_mutex;
+      team_.for_chunks(n, piece, [&](int64_t begin, int64_t end, int thread) {
+        try {
+          const auto data = converters[static_cast<size_t>(thread)].convert(first + begin, first + end);
+          writer_.write(index, static_cast<uint64_t>(first + begin) * row, data);
+        } catch (...) {  // work of the team must not throw
+          const std::lock_guard lock(error_mutex);
+          if (!error) error = std::current_exception();
+        }
+      });
+      if (error) std::rethrow_exception(error);
+      done_ += static_cast<uint64_t>(n) * row;
+      if (options_.on_progress) options_.on_progress({t.name, done_, total_});
+    }
+    checkpoint_.dont_need(*t.source);
+  }
+
+  const Options& options_;
+  HfConfig config_;
+  Checkpoint checkpoint_;
+  std::vector<MappedTensor> tensors_;
+  std::vector<DType> types_;  // of tensors_
+  gguf::Writer writer_;
+  ThreadTeam team_;
+  uint64_t done_ = 0, total_ = 0;
+};
+
+}  // namespace
+
+Summary convert_checkpoint(const std::filesystem::path& directory, const std::filesystem::path& out,
+                           const Options& options) {
+  if (!std::filesystem::is_directory(directory)) {
+    fail("'{}' is not a directory; expected a Hugging Face model directory", directory.string());
+  }
+  file_type(options.type);
+  if (options.pre && !text::PreTokenizer::knows(*options.pre)) fail("unknown pre-tokenizer '{}'", *options.pre);
+  return Conversion(directory, out, options).run();
+}
+
+}  // namespace hearth::convert

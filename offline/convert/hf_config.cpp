@@ -1,0 +1,369 @@
+#include "offline/convert/hf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "model/config.h"
+
+namespace hearth::convert {
+namespace {
+
+constexpr int64_t kMaxDim = int64_t{1} << 20;
+constexpr int64_t kMaxContext = int64_t{1} << 30;
+
+// What distinguishes the architectures of one family; config.json says the rest. One row each.
+struct Architecture {
+  std::string_view hf_name;
+  std::string_view arch;
+  Family family;
+  bool permute_rope;
+  bool gated;
+  bool qkv_bias;  // always there, whatever attention_bias says
+  bool qk_norm;
+  bool drelu;  // the modelling code applies hidden_act to both factors
+};
+constexpr std::array kArchitectures = {
+    Architecture{"LlamaForCausalLM", "llama", Family::llama, true, true, false, false, false},
+    Architecture{"SparseLlamaForCausalLM", "llama", Family::llama, true, true, false, false, false},  // ProSparse
+    Architecture{"MistralForCausalLM", "llama", Family::llama, true, true, false, false, false},
+    Architecture{"BambooForCausalLM", "llama", Family::llama, true, true, false, false, true},
+    Architecture{"ArceeForCausalLM", "arcee", Family::llama, true, false, false, false, false},
+    Architecture{"Qwen2ForCausalLM", "qwen2", Family::llama, false, true, true, false, false},
+    Architecture{"Qwen3ForCausalLM", "qwen3", Family::llama, false, true, false, true, false},
+    Architecture{"OPTForCausalLM", "opt", Family::opt, false, false, true, false, false},
+    Architecture{"FalconForCausalLM", "falcon", Family::falcon, false, false, false, false, false},
+};
+
+const Architecture& find_architecture(const Json& config, const std::string& where) {
+  const auto names = config.find("architectures");
+  if (names == config.end() || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
+    fail("{}: architectures is missing; expected one of {}", where, supported_architectures());
+  }
+  const auto name = (*names)[0].get<std::string>();
+  for (const Architecture& a : kArchitectures) {
+    if (a.hf_name == name) return a;
+  }
+  fail("{}: the architecture {} is not supported; supported are {}", where, shown((*names)[0]),
+       supported_architectures());
+}
+
+void refuse_if(bool condition, const Fields& f, std::string_view what, std::string_view supported) {
+  if (condition) fail("{}: {} is not supported; {}", f.where(), what, supported);
+}
+
+// config.json's names of activations, mapped to hearth's.
+struct ActivationAlias {
+  std::string_view hf_name, name;
+};
+constexpr std::array kActivations = {
+    ActivationAlias{"relu", "relu"},          ActivationAlias{"silu", "silu"},
+    ActivationAlias{"swish", "silu"},         ActivationAlias{"relu2", "relu2"},
+    ActivationAlias{"relu_squared", "relu2"}, ActivationAlias{"squared_relu", "relu2"},
+    ActivationAlias{"gelu", "gelu"},          ActivationAlias{"fatrelu", "fat_relu"},
+    ActivationAlias{"fat_relu", "fat_relu"},  ActivationAlias{"drelu", "drelu"},
+};
+
+void read_activation(const Fields& f, const Architecture& a, const char* key, const char* otherwise,
+                     const std::optional<std::string>& ffn, HfConfig& c) {
+  if (ffn) {
+    model::parse_activation(*ffn);  // throws for an unknown name
+    c.activation = *ffn;
+  } else {
+    const std::string hf_name = f.text(key).value_or(otherwise);
+    const auto it = std::find_if(kActivations.begin(), kActivations.end(),
+                                 [&](const ActivationAlias& alias) { return alias.hf_name == hf_name; });
+    if (it == kActivations.end()) {
+      fail("{}: {} '{}' is not supported; relu, fatrelu, relu2, drelu, silu and gelu are", f.where(), key, hf_name);
+    }
+    c.activation = it->name;
+    // Other publishers use this class name for sparse attention, which is not this.
+    refuse_if(a.hf_name == "SparseLlamaForCausalLM" && c.activation == "silu", f, "a SparseLlamaForCausalLM with silu",
+              "ProSparse's fatrelu or relu is");
+    if (a.drelu) {
+      refuse_if(c.activation != "relu" && c.activation != "drelu", f, "a dReLU model with hidden_act " + hf_name,
+                "relu is expected");
+      c.activation = "drelu";
+    }
+  }
+  if (c.activation == "drelu" && !c.gated) fail("{}: drelu needs a gated FFN, and {} has none", f.where(), a.hf_name);
+  if (c.activation == "fat_relu") {
+    c.activation_threshold =
+        static_cast<float>(f.number("hidden_act_param").value_or(0.01));  // ProSparse's key and value
+    if (!(c.activation_threshold >= 0)) {
+      fail("{}: hidden_act_param is {}, expected a threshold of 0 or more", f.where(), c.activation_threshold);
+    }
+  }
+}
+
+void read_rope_scaling(const Fields& f, HfConfig& c) {
+  const std::string type = f.text("rope_type").value_or(f.text("type").value_or("default"));
+  const auto positive = [&](const char* key, std::optional<double> otherwise) {
+    const double value = otherwise ? f.number(key).value_or(*otherwise) : f.require_number(key);
+    if (!(value > 0)) fail("{}: {} is {}, expected a positive number", f.where(), key, value);
+    return value;
+  };
+  if (type == "default") return;
+  if (type == "linear") {
+    c.rope.kind = RopeScaling::Kind::linear;
+    c.rope.factor = positive("factor", {});
+  } else if (type == "llama3") {
+    c.rope.kind = RopeScaling::Kind::llama3;
+    c.rope.factor = positive("factor", {});
+    c.rope.low_freq_factor = positive("low_freq_factor", 1.0);
+    c.rope.high_freq_factor = positive("high_freq_factor", 4.0);
+    c.rope.original_context = positive("original_max_position_embeddings", 8192.0);
+    if (c.rope.high_freq_factor <= c.rope.low_freq_factor) {
+      fail("{}: high_freq_factor {} must be above low_freq_factor {}", f.where(), c.rope.high_freq_factor,
+           c.rope.low_freq_factor);
+    }
+  } else {
+    fail("{}: RoPE scaling '{}' is not supported; default, linear and llama3 are", f.where(), type);
+  }
+}
+
+// Today's `rope_parameters` holds the base and the scaling; older files have `rope_theta` and `rope_scaling`.
+void read_rope(const Fields& f, HfConfig& c) {
+  const auto parameters = f.object("rope_parameters");
+  const auto scaling = parameters ? parameters : f.object("rope_scaling");
+  std::optional<double> theta = parameters ? parameters->number("rope_theta") : std::nullopt;
+  if (!theta) theta = f.number("rope_theta");
+  c.rope_theta = theta.value_or(10000.0);
+  if (!(c.rope_theta > 0)) fail("{}: rope_theta is {}, expected a positive number", f.where(), c.rope_theta);
+  const Fields& partial = parameters && parameters->find("partial_rotary_factor") != nullptr ? *parameters : f;
+  refuse_if(partial.number("partial_rotary_factor").value_or(1.0) != 1.0, f, "a partial_rotary_factor", "1 is");
+  if (scaling) {
+    for (const char* key : {"full_attention", "sliding_attention"}) {
+      refuse_if(scaling->find(key) != nullptr, f, "RoPE that differs between layers", "one setting for all layers is");
+    }
+    read_rope_scaling(*scaling, c);
+  }
+  refuse_if(c.head_dim % 2 != 0, f, fmt::format("an odd head size ({})", c.head_dim), "RoPE needs an even one");
+}
+
+void read_sliding_window(const Fields& f, const Json& config, HfConfig& c) {
+  if (!f.flag("use_sliding_window", true)) return;
+  if (const auto types = config.find("layer_types"); types != config.end() && types->is_array()) {
+    const auto sliding = std::count(types->begin(), types->end(), Json("sliding_attention"));
+    if (sliding == 0) return;
+    refuse_if(sliding != static_cast<int64_t>(types->size()), f, "sliding-window attention in some layers only",
+              "all layers or none is");
+  } else if (f.find("use_sliding_window") != nullptr) {
+    refuse_if(f.integer("max_window_layers", 0, kMaxDim).value_or(0) != 0 && f.find("sliding_window") != nullptr, f,
+              "sliding-window attention in some layers only", "all layers or none is");
+  }
+  c.sliding_window = f.integer("sliding_window", 1, kMaxContext).value_or(0);
+}
+
+void read_llama_family(const Fields& f, const Json& config, const Architecture& a,
+                       const std::optional<std::string>& ffn, HfConfig& c) {
+  c.n_layer = f.require_integer("num_hidden_layers", 1, 4096);
+  c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
+  c.n_ff = f.require_integer("intermediate_size", 1, kMaxDim);
+  c.n_head = f.require_integer("num_attention_heads", 1, 4096);
+  c.n_head_kv = f.integer("num_key_value_heads", 1, 4096).value_or(c.n_head);
+  if (const auto head_dim = f.integer("head_dim", 1, 4096)) {
+    c.head_dim = *head_dim;
+    c.explicit_head_dim = true;
+  }
+  c.n_ctx = f.require_integer("max_position_embeddings", 1, kMaxContext);
+  c.norm_eps = f.require_number("rms_norm_eps");
+  c.tied_head = f.flag("tie_word_embeddings", false);
+  c.output_bias = f.flag("attention_bias", false);
+  c.qkv_bias = c.qkv_bias || c.output_bias;
+  c.ffn_bias = f.flag("mlp_bias", false);
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
+    refuse_if(f.integer(key, 0, kMaxDim).value_or(0) > 0, f, "a mixture of experts", "dense FFNs are");
+  }
+  read_sliding_window(f, config, c);
+  read_activation(f, a, "hidden_act", "silu", ffn, c);
+}
+
+void read_opt(const Fields& f, const Architecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
+  c.n_layer = f.require_integer("num_hidden_layers", 1, 4096);
+  c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
+  c.n_ff = f.require_integer("ffn_dim", 1, kMaxDim);
+  c.n_head = c.n_head_kv = f.require_integer("num_attention_heads", 1, 4096);
+  c.n_ctx = f.require_integer("max_position_embeddings", 1, kMaxDim);
+  c.norm_eps = 1e-5;  // torch's LayerNorm default; OPT's config has no key for it
+  c.tied_head = f.flag("tie_word_embeddings", true);
+  c.output_bias = c.ffn_bias = true;
+  refuse_if(!f.flag("do_layer_norm_before", true), f, "do_layer_norm_before = false (OPT-350m)",
+            "norms before each block are");
+  refuse_if(f.flag("_remove_final_layer_norm", false), f, "_remove_final_layer_norm", "a final norm is");
+  refuse_if(!f.flag("enable_bias", true), f, "enable_bias = false", "OPT with biases is");
+  refuse_if(!f.flag("layer_norm_elementwise_affine", true), f, "layer_norm_elementwise_affine = false",
+            "weighted norms are");
+  const int64_t proj = f.integer("word_embed_proj_dim", 1, kMaxDim).value_or(c.n_embd);
+  refuse_if(proj != c.n_embd, f, fmt::format("word_embed_proj_dim {} beside hidden_size {}", proj, c.n_embd),
+            "equal ones are");
+  read_activation(f, a, "activation_function", "relu", ffn, c);
+}
+
+void read_falcon(const Fields& f, const Architecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
+  const auto either = [&](const char* key, const char* old_key, int64_t high) {
+    const auto value = f.integer(key, 1, high);
+    return value ? *value : f.require_integer(old_key, 1, high);
+  };
+  refuse_if(!f.flag("new_decoder_architecture", false), f, "the old Falcon decoder (7B)",
+            "new_decoder_architecture = true is");
+  refuse_if(f.flag("alibi", false), f, "alibi", "rotary positions are");
+  refuse_if(f.flag("bias", false), f, "a Falcon with biases", "bias = false is");
+  c.n_layer = either("num_hidden_layers", "n_layer", 4096);
+  c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
+  c.n_ff = f.integer("ffn_hidden_size", 1, kMaxDim).value_or(std::min(4 * c.n_embd, kMaxDim));
+  c.n_head = either("num_attention_heads", "n_head", 4096);
+  c.n_head_kv = either("num_kv_heads", "n_head_kv", 4096);
+  c.n_ctx = f.integer("max_position_embeddings", 1, kMaxContext).value_or(2048);
+  c.norm_eps = f.require_number("layer_norm_epsilon");
+  c.tied_head = f.flag("tie_word_embeddings", true);
+  c.falcon_single_norm = f.integer("num_ln_in_parallel_attn", 1, 2).value_or(2) == 1;
+  read_activation(f, a, "activation", "gelu", ffn, c);
+}
+
+// eos_token_id may be a list: the first ends a text, the others end turns. Some old files say "none" with -1.
+void read_token_ids(const Fields& f, HfConfig& c) {
+  constexpr int64_t kMaxId = INT32_MAX;
+  const auto id = [&](const char* key, std::optional<int64_t>& out) {
+    const auto value = f.integer(key, -1, kMaxId);
+    if (!out && value && *value >= 0) out = value;
+  };
+  const Json* eos = f.find("eos_token_id");
+  if (eos != nullptr && eos->is_array()) {
+    for (const Json& item : *eos) {
+      const Json wrapped = {{"eos_token_id", item}};
+      const int64_t value = Fields(wrapped, f.where()).require_integer("eos_token_id", 0, kMaxId);
+      if (!c.eos) c.eos = value;
+      if (*c.eos != value) c.other_eos.push_back(value);
+    }
+  } else {
+    id("eos_token_id", c.eos);
+  }
+  id("bos_token_id", c.bos);
+  id("pad_token_id", c.pad);
+}
+
+// What holds for every family.
+void finish(const Fields& f, HfConfig& c) {
+  if (!c.explicit_head_dim) {
+    if (c.n_embd % c.n_head != 0) fail("{}: hidden_size {} does not divide by {} heads", f.where(), c.n_embd, c.n_head);
+    c.head_dim = c.n_embd / c.n_head;
+  }
+  if (c.n_head % c.n_head_kv != 0) {
+    fail("{}: {} attention heads cannot share {} key/value heads evenly", f.where(), c.n_head, c.n_head_kv);
+  }
+  if (!(c.norm_eps >= 0 && c.norm_eps < 1))
+    fail("{}: the norm's epsilon is {}, expected 0 to 1", f.where(), c.norm_eps);
+  c.n_vocab = f.require_integer("vocab_size", 1, int64_t{1} << 24);
+  if (c.family != Family::opt) read_rope(f, c);
+}
+
+}  // namespace
+
+std::string supported_architectures() {
+  std::string names;
+  for (const Architecture& a : kArchitectures) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
+  return names;
+}
+
+HfConfig parse_hf_config(const Json& config, const std::string& where, const std::optional<std::string>& ffn) {
+  const Fields f(config, where);
+  const Architecture& a = find_architecture(config, where);
+  if (const auto quantization = f.object("quantization_config")) {
+    fail(
+        "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth quantize` "
+        "it",
+        where, quantization->text("quant_method").value_or("unknown method"));
+  }
+  HfConfig c;
+  c.hf_architecture = a.hf_name;
+  c.arch = a.arch;
+  c.family = a.family;
+  c.permute_rope = a.permute_rope;
+  c.gated = a.gated;
+  c.qkv_bias = a.qkv_bias;
+  c.qk_norm = a.qk_norm;
+  switch (a.family) {
+    case Family::llama:
+      read_llama_family(f, config, a, ffn, c);
+      break;
+    case Family::opt:
+      read_opt(f, a, ffn, c);
+      break;
+    case Family::falcon:
+      read_falcon(f, a, ffn, c);
+      break;
+  }
+  finish(f, c);
+  read_token_ids(f, c);
+  return c;
+}
+
+HfConfig read_hf_config(const std::filesystem::path& directory, const std::optional<std::string>& ffn) {
+  const auto path = directory / "config.json";
+  if (!std::filesystem::exists(path)) {
+    fail("'{}' has no config.json; expected a Hugging Face model directory", directory.string());
+  }
+  HfConfig c = parse_hf_config(read_json_object(path), fmt::format("'{}'", path.string()), ffn);
+  if (const auto generation = directory / "generation_config.json"; std::filesystem::exists(generation)) {
+    const Json json = read_json_object(generation);
+    read_token_ids(Fields(json, fmt::format("'{}'", generation.string())), c);
+  }
+  return c;
+}
+
+void write_config(const HfConfig& c, gguf::Writer& writer) {
+  const std::string p = c.arch + ".";
+  const auto u32 = [&](const char* key, int64_t value) { writer.set(p + key, static_cast<uint32_t>(value)); };
+  const auto f32 = [&](const char* key, double value) { writer.set(p + key, static_cast<float>(value)); };
+  writer.set("general.architecture", c.arch);
+  writer.set("general.type", std::string("model"));
+  u32("vocab_size", c.n_vocab);
+  u32("context_length", c.n_ctx);
+  u32("embedding_length", c.n_embd);
+  u32("block_count", c.n_layer);
+  u32("feed_forward_length", c.n_ff);
+  u32("attention.head_count", c.n_head);
+  u32("attention.head_count_kv", c.n_head_kv);
+  if (c.explicit_head_dim) {
+    u32("attention.key_length", c.head_dim);
+    u32("attention.value_length", c.head_dim);
+  }
+  f32(c.family == Family::llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c.norm_eps);
+  if (c.sliding_window > 0) u32("attention.sliding_window", c.sliding_window);
+  if (c.family == Family::falcon) writer.set(p + "tensor_data_layout", std::string("jploski"));
+  if (c.family != Family::opt) {
+    u32("rope.dimension_count", c.head_dim);
+    f32("rope.freq_base", c.rope_theta);
+  }
+  if (c.rope.kind == RopeScaling::Kind::linear) {
+    writer.set(p + "rope.scaling.type", std::string("linear"));
+    f32("rope.scaling.factor", c.rope.factor);
+  }
+  writer.set("hearth.ffn.activation", c.activation);
+  if (c.activation == "fat_relu") writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
+}
+
+std::vector<float> llama3_rope_factors(const HfConfig& c) {
+  const RopeScaling& r = c.rope;
+  std::vector<float> factors;
+  for (int64_t i = 0; i < c.head_dim; i += 2) {
+    // Wavelengths that fit the original context often enough stay, long ones are stretched by `factor`, and the band
+    // between is blended (transformers, _compute_llama3_parameters).
+    const double frequency = std::pow(c.rope_theta, -static_cast<double>(i) / static_cast<double>(c.head_dim));
+    const double turns = r.original_context * frequency / (2.0 * std::numbers::pi);  // within the original context
+    if (turns > r.high_freq_factor) {
+      factors.push_back(1.0f);
+    } else if (turns < r.low_freq_factor) {
+      factors.push_back(static_cast<float>(r.factor));
+    } else {
+      const double smooth = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+      factors.push_back(static_cast<float>(1.0 / ((1.0 - smooth) / r.factor + smooth)));
+    }
+  }
+  return factors;
+}
+
+}  // namespace hearth::convert

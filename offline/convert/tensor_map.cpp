@@ -1,0 +1,262 @@
+#include "offline/convert/tensor_map.h"
+
+#include <array>
+#include <span>
+#include <unordered_set>
+
+#include "core/error.h"
+
+namespace hearth::convert {
+namespace {
+
+enum class Dim { one, n_embd, n_ff, n_q, n_kv, n_qkv, head_dim, n_vocab, n_positions };
+
+// When a tensor is there.
+enum class When { always, untied, gated, qkv_bias, output_bias, ffn_bias, gate_bias, qk_norm, two_norms, single_norm };
+
+struct Row {
+  std::string_view hf, gguf;
+  Dim rows, cols;  // cols one: a vector
+  When when = When::always;
+  RowOrder order = RowOrder::as_is;
+};
+
+constexpr std::array kLlamaModel = {
+    Row{"model.embed_tokens.weight", "token_embd.weight", Dim::n_vocab, Dim::n_embd},
+    Row{"lm_head.weight", "output.weight", Dim::n_vocab, Dim::n_embd, When::untied},
+    Row{"model.norm.weight", "output_norm.weight", Dim::n_embd, Dim::one},
+};
+// rope_pairs counts only for architectures with interleaved RoPE (HfConfig::permute_rope).
+constexpr std::array kLlamaLayer = {
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"self_attn.q_proj.weight", "attn_q.weight", Dim::n_q, Dim::n_embd, When::always, RowOrder::rope_pairs},
+    Row{"self_attn.q_proj.bias", "attn_q.bias", Dim::n_q, Dim::one, When::qkv_bias, RowOrder::rope_pairs},
+    Row{"self_attn.k_proj.weight", "attn_k.weight", Dim::n_kv, Dim::n_embd, When::always, RowOrder::rope_pairs},
+    Row{"self_attn.k_proj.bias", "attn_k.bias", Dim::n_kv, Dim::one, When::qkv_bias, RowOrder::rope_pairs},
+    Row{"self_attn.v_proj.weight", "attn_v.weight", Dim::n_kv, Dim::n_embd},
+    Row{"self_attn.v_proj.bias", "attn_v.bias", Dim::n_kv, Dim::one, When::qkv_bias},
+    Row{"self_attn.q_norm.weight", "attn_q_norm.weight", Dim::head_dim, Dim::one, When::qk_norm},
+    Row{"self_attn.k_norm.weight", "attn_k_norm.weight", Dim::head_dim, Dim::one, When::qk_norm},
+    Row{"self_attn.o_proj.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
+    Row{"self_attn.o_proj.bias", "attn_output.bias", Dim::n_embd, Dim::one, When::output_bias},
+    Row{"post_attention_layernorm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"mlp.gate_proj.weight", "ffn_gate.weight", Dim::n_ff, Dim::n_embd, When::gated},
+    Row{"mlp.gate_proj.bias", "ffn_gate.bias", Dim::n_ff, Dim::one, When::gate_bias},
+    Row{"mlp.up_proj.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd},
+    Row{"mlp.up_proj.bias", "ffn_up.bias", Dim::n_ff, Dim::one, When::ffn_bias},
+    Row{"mlp.down_proj.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
+    Row{"mlp.down_proj.bias", "ffn_down.bias", Dim::n_embd, Dim::one, When::ffn_bias},
+};
+
+constexpr std::array kOptModel = {
+    Row{"model.decoder.embed_tokens.weight", "token_embd.weight", Dim::n_vocab, Dim::n_embd},
+    Row{"model.decoder.embed_positions.weight", "position_embd.weight", Dim::n_positions, Dim::n_embd},
+    Row{"lm_head.weight", "output.weight", Dim::n_vocab, Dim::n_embd, When::untied},
+    Row{"model.decoder.final_layer_norm.weight", "output_norm.weight", Dim::n_embd, Dim::one},
+    Row{"model.decoder.final_layer_norm.bias", "output_norm.bias", Dim::n_embd, Dim::one},
+};
+constexpr std::array kOptLayer = {
+    Row{"self_attn_layer_norm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"self_attn_layer_norm.bias", "attn_norm.bias", Dim::n_embd, Dim::one},
+    Row{"self_attn.q_proj.weight", "attn_q.weight", Dim::n_q, Dim::n_embd},
+    Row{"self_attn.q_proj.bias", "attn_q.bias", Dim::n_q, Dim::one},
+    Row{"self_attn.k_proj.weight", "attn_k.weight", Dim::n_kv, Dim::n_embd},
+    Row{"self_attn.k_proj.bias", "attn_k.bias", Dim::n_kv, Dim::one},
+    Row{"self_attn.v_proj.weight", "attn_v.weight", Dim::n_kv, Dim::n_embd},
+    Row{"self_attn.v_proj.bias", "attn_v.bias", Dim::n_kv, Dim::one},
+    Row{"self_attn.out_proj.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
+    Row{"self_attn.out_proj.bias", "attn_output.bias", Dim::n_embd, Dim::one},
+    Row{"final_layer_norm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"final_layer_norm.bias", "ffn_norm.bias", Dim::n_embd, Dim::one},
+    Row{"fc1.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd},
+    Row{"fc1.bias", "ffn_up.bias", Dim::n_ff, Dim::one},
+    Row{"fc2.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
+    Row{"fc2.bias", "ffn_down.bias", Dim::n_embd, Dim::one},
+};
+
+constexpr std::array kFalconModel = {
+    Row{"transformer.word_embeddings.weight", "token_embd.weight", Dim::n_vocab, Dim::n_embd},
+    Row{"lm_head.weight", "output.weight", Dim::n_vocab, Dim::n_embd, When::untied},
+    Row{"transformer.ln_f.weight", "output_norm.weight", Dim::n_embd, Dim::one},
+    Row{"transformer.ln_f.bias", "output_norm.bias", Dim::n_embd, Dim::one},
+};
+// llama.cpp's names: attn_norm feeds the FFN (and the attention too where there is no attn_norm_2).
+constexpr std::array kFalconLayer = {
+    Row{"ln_mlp.weight", "attn_norm.weight", Dim::n_embd, Dim::one, When::two_norms},
+    Row{"ln_mlp.bias", "attn_norm.bias", Dim::n_embd, Dim::one, When::two_norms},
+    Row{"ln_attn.weight", "attn_norm_2.weight", Dim::n_embd, Dim::one, When::two_norms},
+    Row{"ln_attn.bias", "attn_norm_2.bias", Dim::n_embd, Dim::one, When::two_norms},
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one, When::single_norm},
+    Row{"input_layernorm.bias", "attn_norm.bias", Dim::n_embd, Dim::one, When::single_norm},
+    Row{"self_attention.query_key_value.weight", "attn_qkv.weight", Dim::n_qkv, Dim::n_embd, When::always,
+        RowOrder::falcon_qkv},
+    Row{"self_attention.dense.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
+    Row{"mlp.dense_h_to_4h.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd},
+    Row{"mlp.dense_4h_to_h.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
+};
+
+struct FamilyTables {
+  std::string_view layer_prefix;
+  std::span<const Row> model, layer;
+};
+FamilyTables tables(Family family) {
+  switch (family) {
+    case Family::opt:
+      return {"model.decoder.layers.", kOptModel, kOptLayer};
+    case Family::falcon:
+      return {"transformer.h.", kFalconModel, kFalconLayer};
+    case Family::llama:
+      break;
+  }
+  return {"model.layers.", kLlamaModel, kLlamaLayer};
+}
+
+int64_t extent(Dim dim, const HfConfig& c) {
+  switch (dim) {
+    case Dim::one:
+      return 1;
+    case Dim::n_embd:
+      return c.n_embd;
+    case Dim::n_ff:
+      return c.n_ff;
+    case Dim::n_q:
+      return c.n_head * c.head_dim;
+    case Dim::n_kv:
+      return c.n_head_kv * c.head_dim;
+    case Dim::n_qkv:
+      return (c.n_head + 2 * c.n_head_kv) * c.head_dim;
+    case Dim::head_dim:
+      return c.head_dim;
+    case Dim::n_vocab:
+      return c.n_vocab;
+    case Dim::n_positions:
+      return c.n_ctx + 2;  // OPT's positions start at row 2
+  }
+  return 0;
+}
+
+bool present(When when, const HfConfig& c) {
+  switch (when) {
+    case When::always:
+      return true;
+    case When::untied:
+      return !c.tied_head;
+    case When::gated:
+      return c.gated;
+    case When::qkv_bias:
+      return c.qkv_bias;
+    case When::output_bias:
+      return c.output_bias;
+    case When::ffn_bias:
+      return c.ffn_bias;
+    case When::gate_bias:
+      return c.gated && c.ffn_bias;
+    case When::qk_norm:
+      return c.qk_norm;
+    case When::two_norms:
+      return !c.falcon_single_norm;
+    case When::single_norm:
+      return c.falcon_single_norm;
+  }
+  return false;
+}
+
+class Mapper {
+ public:
+  Mapper(const HfConfig& config, const Checkpoint& checkpoint) : c_(config), checkpoint_(checkpoint) {}
+
+  void add(const Row& row, const std::string& hf, std::string gguf) {
+    if (!present(row.when, c_)) return;
+    const SafeTensor* t = find(hf);
+    if (t == nullptr) {
+      fail("tensor {} is missing from the checkpoint{}", hf,
+           row.when == When::untied ? ", and tie_word_embeddings is not set" : "");
+    }
+    const bool vector = row.cols == Dim::one;
+    MappedTensor m{std::move(gguf), t, extent(row.rows, c_), extent(row.cols, c_), vector, false, RowOrder::as_is};
+    const std::vector<int64_t> expected = vector ? std::vector{m.rows} : std::vector{m.rows, m.cols};
+    if (t->shape != expected) {
+      fail("tensor {} has the shape {}, but config.json makes it {}", hf, shown(Json(t->shape)), shown(Json(expected)));
+    }
+    if (t->traits == nullptr) {
+      fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", hf, t->dtype);
+    }
+    m.keep_f32 = row.rows == Dim::n_positions;
+    if (row.order != RowOrder::rope_pairs || c_.permute_rope) m.order = row.order;
+    used_.insert(t->name);
+    result_.push_back(std::move(m));
+  }
+
+  // What is left must be known to be unnecessary.
+  void check_leftovers(const std::function<void(std::string_view)>& notice) const {
+    size_t predictors = 0;
+    for (const SafeTensor& t : checkpoint_.tensors()) {
+      if (used_.contains(t.name) || is_redundant(t.name)) continue;
+      if (c_.activation == "drelu" && t.name.find("predictor") != std::string::npos) {
+        ++predictors;
+        continue;
+      }
+      fail("tensor {} of the checkpoint is not one that {} is known to have", t.name, c_.hf_architecture);
+    }
+    if (predictors > 0) notice(fmt::format("{} tensors of built-in activation predictors are left out", predictors));
+  }
+
+  std::vector<MappedTensor> take() { return std::move(result_); }
+
+ private:
+  // Checkpoints of OPT's base model lack the leading "model.".
+  const SafeTensor* find(const std::string& hf) const {
+    const SafeTensor* t = checkpoint_.find(hf);
+    if (t == nullptr && c_.family == Family::opt && hf.starts_with("model.")) t = checkpoint_.find(hf.substr(6));
+    return t;
+  }
+
+  // Buffers that follow from the configuration, and the copy of the embedding that a tied head may be saved as.
+  bool is_redundant(const std::string& name) const {
+    return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attention.masked_bias") ||
+           name.ends_with(".attention.bias") || (c_.tied_head && name == "lm_head.weight");
+  }
+
+  const HfConfig& c_;
+  const Checkpoint& checkpoint_;
+  std::vector<MappedTensor> result_;
+  std::unordered_set<std::string> used_;
+};
+
+}  // namespace
+
+std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& checkpoint,
+                                      const std::function<void(std::string_view)>& notice) {
+  const FamilyTables t = tables(config.family);
+  Mapper mapper(config, checkpoint);
+  for (const Row& row : t.model) mapper.add(row, std::string(row.hf), std::string(row.gguf));
+  for (int64_t l = 0; l < config.n_layer; ++l) {
+    for (const Row& row : t.layer) {
+      mapper.add(row, fmt::format("{}{}.{}", t.layer_prefix, l, row.hf), fmt::format("blk.{}.{}", l, row.gguf));
+    }
+  }
+  mapper.check_leftovers(notice);
+  return mapper.take();
+}
+
+int64_t source_row(const HfConfig& c, RowOrder order, int64_t row) {
+  const int64_t d = c.head_dim;
+  switch (order) {
+    case RowOrder::as_is:
+      return row;
+    case RowOrder::rope_pairs: {
+      const int64_t head = row / d, j = row % d;
+      return head * d + (j % 2) * (d / 2) + j / 2;
+    }
+    case RowOrder::falcon_qkv: {
+      const int64_t per_group = c.n_head / c.n_head_kv;
+      const int64_t head = row / d, j = row % d;
+      if (head < c.n_head) return ((head / per_group) * (per_group + 2) + head % per_group) * d + j;
+      const int64_t kv = head - c.n_head;  // keys, then values
+      return ((kv % c.n_head_kv) * (per_group + 2) + per_group + kv / c.n_head_kv) * d + j;
+    }
+  }
+  return row;
+}
+
+}  // namespace hearth::convert

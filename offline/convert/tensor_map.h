@@ -1,0 +1,42 @@
+#pragma once
+// Which tensors of a Hugging Face checkpoint become which tensors of the GGUF file, under llama.cpp's names, and how
+// their rows are re-ordered on the way.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "offline/convert/hf_config.h"
+#include "offline/convert/safetensors.h"
+
+namespace hearth::convert {
+
+enum class RowOrder {
+  as_is,
+  // Within each head, rows (i, i + head_dim/2) become neighbours: Hugging Face rotates halves, llama.cpp's llama family
+  // pairs.
+  rope_pairs,
+  // Falcon's fused qkv: groups of (query heads of the group, key, value) become all queries, all keys, all values.
+  falcon_qkv,
+};
+
+struct MappedTensor {
+  std::string name;  // in GGUF
+  const SafeTensor* source = nullptr;
+  int64_t rows = 0, cols = 0;  // a vector has cols 1
+  bool vector = false;
+  bool keep_f32 = false;  // positions, as in llama.cpp
+  RowOrder order = RowOrder::as_is;
+};
+
+// Every tensor the model needs, in file order: embeddings first, then layer by layer. Throws Error when one is missing,
+// has another shape than config.json says or a type that is not f32, f16 or bf16, or when the checkpoint has a tensor
+// that the architecture does not know. `notice` hears of tensors that are left out on purpose.
+std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& checkpoint,
+                                      const std::function<void(std::string_view)>& notice);
+
+// The row of the checkpoint's tensor that becomes row `row`.
+int64_t source_row(const HfConfig& config, RowOrder order, int64_t row);
+
+}  // namespace hearth::convert

@@ -1,0 +1,91 @@
+// `hearth convert`: a Hugging Face directory becomes a GGUF file.
+#include "offline/convert/convert.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "offline/convert/hf_config.h"
+#include "tools/commands.h"
+#include "tools/common.h"
+#include "tools/report.h"
+
+namespace hearth::tools {
+namespace {
+
+struct ConvertFlags {
+  std::string directory, out, type = "f16", ffn, pre;
+  int n_threads = 0;
+  bool quiet = false, verbose = false;
+};
+
+// One line on the terminal, rewritten in place; nothing when stderr is a file or a pipe.
+class ProgressLine {
+ public:
+  void show(const convert::Progress& p) {
+    if (!terminal_) return;
+    const uint64_t percent = p.bytes_total > 0 ? 100 * p.bytes_done / p.bytes_total : 100;
+    const std::string text =
+        fmt::format("{:3}%  {} of {}  {}", percent, human_bytes(p.bytes_done), human_bytes(p.bytes_total), p.tensor);
+    fmt::print(stderr, "\r\x1b[K{}", text);
+    std::fflush(stderr);
+    shown_ = true;
+  }
+  void clear() {
+    if (shown_) fmt::print(stderr, "\r\x1b[K");
+    shown_ = false;
+  }
+  ~ProgressLine() { clear(); }
+
+ private:
+  bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool shown_ = false;
+};
+
+void run_convert(const ConvertFlags& flags) {
+  set_logging(flags.quiet, flags.verbose);
+  convert::Options options;
+  const auto type = parse_dtype(flags.type);
+  if (!type) fail("--type {} is not known; f32, f16, bf16, q8_0 and q4_0 are", flags.type);
+  options.type = *type;
+  if (!flags.ffn.empty()) options.ffn = flags.ffn;
+  if (!flags.pre.empty()) options.pre = flags.pre;
+  options.n_threads = flags.n_threads;
+  ProgressLine progress;
+  options.on_progress = [&](const convert::Progress& p) { progress.show(p); };
+  options.on_notice = [&](std::string_view text) {
+    progress.clear();
+    log::info("note: {}", text);
+  };
+  const convert::Summary s = convert::convert_checkpoint(flags.directory, flags.out, options);
+  progress.clear();
+  log::info("{}: architecture {}, FFN activation {}, {} tensors, {}", flags.out, s.architecture, s.activation,
+            s.n_tensors, human_bytes(s.file_bytes));
+}
+
+}  // namespace
+
+void register_convert(CLI::App& app) {
+  auto* sub = app.add_subcommand("convert", "Convert a Hugging Face model directory to GGUF");
+  const auto flags = std::make_shared<ConvertFlags>();
+  sub->add_option("HF_DIR", flags->directory, "Directory with config.json, safetensors and a tokenizer")->required();
+  sub->add_option("-o,--output", flags->out, "GGUF file to write")->required();
+  sub->add_option("--type", flags->type, "Type of the matrices: f32, f16, bf16, q8_0 or q4_0")->capture_default_str();
+  sub->add_option(
+      "--ffn", flags->ffn,
+      "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, or drelu (relu on "
+      "gate and up)");
+  sub->add_option("--pre", flags->pre,
+                  "Pre-tokenizer (a name of tokenizer.ggml.pre) where tokenizer.json's is not recognised");
+  add_thread_option(*sub, flags->n_threads);
+  add_logging_options(*sub, flags->quiet, flags->verbose);
+  sub->footer("Supported architectures: " + convert::supported_architectures() +
+              ".\nq8_0 and q4_0 files keep ffn_down as other programs expect it; `hearth quantize` writes it "
+              "transposed, for sparse use.");
+  sub->callback([flags] { run_convert(*flags); });
+}
+
+}  // namespace hearth::tools
