@@ -43,6 +43,8 @@ void q8_0_to_float(const void* row, float* out, int64_t n) {
     for (int i = 0; i < BlockQ8_0::size; ++i) out[b * BlockQ8_0::size + i] = d * static_cast<float>(blocks[b].qs[i]);
   }
 }
+// 1 / d, or 0 where that overflows: such a d is zero in f16, too, so the whole block is zero whatever its quants.
+float inverse_scale(float d) { return std::fabs(d) >= 0x1p-127f ? 1.0f / d : 0.0f; }
 // Same rounding as ggml's reference quantiser, so that files made by either are equal bit for bit.
 void q8_0_from_float(const float* row, void* out, int64_t n) {
   auto* blocks = static_cast<BlockQ8_0*>(out);
@@ -51,7 +53,7 @@ void q8_0_from_float(const float* row, void* out, int64_t n) {
     float amax = 0.0f;
     for (int i = 0; i < BlockQ8_0::size; ++i) amax = std::max(amax, std::fabs(x[i]));
     const float d = amax / 127.0f;
-    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    const float inverse = inverse_scale(d);
     blocks[b].d = f32_to_f16(d);
     for (int i = 0; i < BlockQ8_0::size; ++i) blocks[b].qs[i] = static_cast<int8_t>(std::round(x[i] * inverse));
   }
@@ -79,7 +81,7 @@ void q4_0_from_float(const float* row, void* out, int64_t n) {
       if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
     }
     const float d = extreme / -8.0f;
-    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    const float inverse = inverse_scale(d);
     blocks[b].d = f32_to_f16(d);
     for (int i = 0; i < half; ++i) {
       const auto lo = static_cast<uint8_t>(std::min(15.0f, x[i] * inverse + 8.5f));

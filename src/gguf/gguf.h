@@ -81,6 +81,7 @@ class File {
   bool powerinfer() const { return powerinfer_; }
   uint64_t alignment() const { return alignment_; }
   uint64_t total_bytes() const;  // of all parts
+  std::vector<std::filesystem::path> part_paths() const;
 
   const std::vector<KeyValue>& metadata() const { return metadata_; }
   const Value* find(std::string_view key) const;

@@ -350,6 +350,12 @@ uint64_t File::total_bytes() const {
   return sum;
 }
 
+std::vector<std::filesystem::path> File::part_paths() const {
+  std::vector<std::filesystem::path> paths;
+  for (const Part& part : parts_) paths.push_back(part.file.path());
+  return paths;
+}
+
 const Value* File::find(std::string_view key) const {
   const auto it = key_index_.find(key);
   return it == key_index_.end() ? nullptr : &metadata_[it->second].value;

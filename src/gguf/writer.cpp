@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "gguf/format.h"
@@ -86,6 +87,7 @@ struct Writer::Impl {
   AtomicFile file;
   std::vector<KeyValue> metadata;
   std::vector<OutTensor> tensors;
+  std::unordered_map<std::string, size_t> key_index;
   std::unordered_set<std::string> tensor_names;
   uint64_t alignment = kDefaultAlignment;
   bool begun = false;
@@ -99,13 +101,12 @@ Writer::~Writer() = default;
 void Writer::set(std::string key, Value value) {
   HEARTH_CHECK(!impl_->begun);
   check_key(fmt::format("cannot write '{}'", impl_->name), key);
-  for (KeyValue& kv : impl_->metadata) {
-    if (kv.key == key) {
-      kv.value = std::move(value);
-      return;
-    }
+  const auto [at, is_new] = impl_->key_index.try_emplace(key, impl_->metadata.size());
+  if (is_new) {
+    impl_->metadata.push_back({std::move(key), std::move(value)});
+  } else {
+    impl_->metadata[at->second].value = std::move(value);
   }
-  impl_->metadata.push_back({std::move(key), std::move(value)});
 }
 
 size_t Writer::add_tensor(std::string name, DType type, std::vector<int64_t> ne) {

@@ -1,0 +1,56 @@
+#pragma once
+// GGUF in, GGUF out, with the matrices in another type. Tensor by tensor and row by row: memory stays at a few MiB a
+// thread, whatever the model's size.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/thread_team.h"
+#include "gguf/gguf.h"
+
+namespace hearth::offline {
+
+// How the FFN's down matrices are written.
+enum class DownLayout {
+  automatic,   // as the input has them where it already has ffn_down_t; else transposed for ReLU-family FFNs, standard
+               // for others
+  transposed,  // blk.N.ffn_down_t.weight, ne = [n_embd, n_ff]: a neuron's column is a row; what sparse kernels read
+  standard,    // blk.N.ffn_down.weight, ne = [n_ff, n_embd]: what other programs read
+};
+
+struct QuantizeProgress {
+  size_t tensor = 0, n_tensors = 0;  // the one about to be written, from 0
+  std::string name;
+  DType from = DType::f32, to = DType::f32;
+  uint64_t bytes_done = 0, bytes_total = 0;  // of the output's tensor data
+};
+
+struct QuantizeOptions {
+  DType type = DType::q8_0;             // of 2-D (and higher) *.weight tensors; norms, biases and vectors become f32
+  std::optional<DType> embedding_type;  // of token_embd.weight; `type` when absent
+  std::optional<DType> head_type;       // of output.weight; an Error when the model's head is tied to the embedding
+  DownLayout down = DownLayout::automatic;
+  bool allow_requantize = false;  // quantised input may be converted again, losing precision twice
+  std::function<void(const QuantizeProgress&)> progress;
+};
+
+struct QuantizeReport {
+  uint64_t bytes_in = 0, bytes_out = 0;  // whole files
+  bool down_transposed = false;
+  std::string down_reason;            // why, in words
+  int n_converted = 0, n_copied = 0;  // tensors
+  std::vector<std::string>
+      fallbacks;  // matrices whose rows are no whole blocks of the wanted type, kept in 16 or 32 bits
+};
+
+// Throws Error when a file cannot be read or written, when OUT is IN, when a tensor cannot be converted (quantised
+// already, or of a type hearth does not compute with), and when a value is not finite or too large for the type.
+// Results do not depend on the number of threads.
+QuantizeReport quantize(const std::filesystem::path& in, const std::filesystem::path& out,
+                        const QuantizeOptions& options, ThreadTeam& team);
+
+}  // namespace hearth::offline

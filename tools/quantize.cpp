@@ -1,0 +1,82 @@
+// hearth quantize IN OUT TYPE
+#include <memory>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/thread_team.h"
+#include "offline/quantize.h"
+#include "tools/commands.h"
+
+namespace hearth::tools {
+namespace {
+
+struct Options {
+  std::string in, out, type, embd_type, head_type;
+  bool standard_down = false, transposed_down = false, allow_requantize = false;
+  int threads = 0;
+};
+
+DType type_of(const std::string& name, const char* what) {
+  if (const auto type = parse_dtype(name)) return *type;
+  std::string known;
+  for (const DTypeTraits& t : all_traits()) {
+    if (t.computable()) known += (known.empty() ? "" : ", ") + std::string(t.name);
+  }
+  fail("{} is '{}', expected one of {}", what, name, known);
+}
+
+offline::QuantizeOptions library_options(const Options& o) {
+  offline::QuantizeOptions q;
+  q.type = type_of(o.type, "TYPE");
+  if (!o.embd_type.empty()) q.embedding_type = type_of(o.embd_type, "--embd-type");
+  if (!o.head_type.empty()) q.head_type = type_of(o.head_type, "--head-type");
+  if (o.standard_down) q.down = offline::DownLayout::standard;
+  if (o.transposed_down) q.down = offline::DownLayout::transposed;
+  q.allow_requantize = o.allow_requantize;
+  q.progress = [](const offline::QuantizeProgress& p) {
+    const double done =
+        p.bytes_total > 0 ? 100.0 * static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes_total) : 100;
+    log::info("[{:4}/{}] {:5.1f} %  {:<40} {} -> {}", p.tensor + 1, p.n_tensors, done, p.name, traits(p.from).name,
+              traits(p.to).name);
+  };
+  return q;
+}
+
+void quantize(const Options& o) {
+  const offline::QuantizeOptions options = library_options(o);
+  ThreadTeam team(o.threads);
+  const offline::QuantizeReport report = offline::quantize(o.in, o.out, options, team);
+  for (const std::string& fallback : report.fallbacks) log::warn("{}", fallback);
+  log::info("ffn_down is written {} ({})",
+            report.down_transposed ? "transposed, for sparse use" : "in the standard layout", report.down_reason);
+  constexpr double mib = 1 << 20;
+  log::info("{}: {:.1f} MiB from {:.1f} MiB; {} tensors converted, {} copied", o.out,
+            static_cast<double>(report.bytes_out) / mib, static_cast<double>(report.bytes_in) / mib, report.n_converted,
+            report.n_copied);
+}
+
+}  // namespace
+
+void register_quantize(CLI::App& app) {
+  const auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("quantize", "Write a GGUF model with its matrices in another type");
+  sub->add_option("IN", o->in, "GGUF file (any part of a split one)")->required();
+  sub->add_option("OUT", o->out, "GGUF file to write")->required();
+  sub->add_option("TYPE", o->type, "type of the matrices: f32, f16, bf16, q8_0, q4_0")->required();
+  sub->add_option("--embd-type", o->embd_type,
+                  "type of token_embd.weight (default: TYPE); the head's too when it is tied");
+  sub->add_option("--head-type", o->head_type, "type of output.weight (default: TYPE)");
+  CLI::Option* standard =
+      sub->add_flag("--standard-down", o->standard_down, "keep ffn_down as other programs expect it");
+  sub->add_flag("--transposed-down", o->transposed_down,
+                "write ffn_down transposed (ffn_down_t), for sparse use; the default for ReLU-family models")
+      ->excludes(standard);
+  sub->add_flag("--allow-requantize", o->allow_requantize,
+                "convert tensors that are quantised already, losing precision twice");
+  sub->add_option("-t,--threads", o->threads, "threads (default: physical cores)");
+  sub->callback([o] { quantize(*o); });
+}
+
+}  // namespace hearth::tools
