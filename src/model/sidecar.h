@@ -1,0 +1,118 @@
+#pragma once
+// The sidecar `MODEL.sparse.gguf`: what was measured about one model's activations. A GGUF file of architecture
+// `hearth-sparse`. Other parts of hearth keep their own tensors and keys in the same file (predictors, thresholds);
+// what this reader does not know is carried over unchanged when the file is written again.
+//
+//   hearth-sparse.version               u32   1
+//   hearth-sparse.model.fingerprint     string   fingerprint() of the model
+//   hearth-sparse.model.name            string
+//   hearth-sparse.model.n_embd          u32
+//   hearth-sparse.model.n_ff            u32 [n_layer]
+//   hearth-sparse.profile.*             how and over what the statistics were gathered
+//   profile.blk.N.active                i64 [n_ff]
+//   profile.blk.N.active_heldout        i64 [n_ff]   optional
+//   profile.blk.N.impact                f64 [n_ff]   optional
+//   profile.blk.N.moments               f32 [n_embd, n_embd]   optional
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gguf/gguf.h"
+#include "model/config.h"
+
+namespace hearth::model {
+
+// Identifies a model: 16 hexadecimal digits of an xxHash over the architecture, the activation, every tensor's name,
+// type and shape, and a sample of every tensor's bytes (its first, middle and last 256). Splitting a file into parts
+// does not change it; another quantisation does.
+std::string fingerprint(const gguf::File& file);
+
+// Where the sidecar of a model is looked for: `dir/name.gguf` -> `dir/name.sparse.gguf`; of split files, without the
+// part's number.
+std::filesystem::path sidecar_path(const std::filesystem::path& model);
+
+// A mean that can be continued: of the share of a token's active set that was also active before.
+struct MeanShare {
+  double sum = 0;
+  uint64_t tokens = 0;
+  std::optional<double> mean() const {
+    return tokens > 0 ? std::optional(sum / static_cast<double>(tokens)) : std::nullopt;
+  }
+};
+
+// Sums over the tokens profiled so far. "Active": |act(gate)| > threshold.
+struct LayerStatistics {
+  std::vector<uint64_t> active;          // [n_ff] tokens that had the neuron active
+  std::vector<uint64_t> active_heldout;  // [n_ff] the same over the held-out tokens; empty = none were held out
+  std::vector<double>
+      impact;          // [n_ff] sum over tokens of |value| * ||down row||, value = act(gate) * up; empty = unknown
+  MeanShare previous;  // share of a token's active set that the previous token's had
+  MeanShare recent;    // share that the union of the previous 64 tokens' sets had
+  std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
+  int64_t n_ff() const { return static_cast<int64_t>(active.size()); }
+};
+constexpr int64_t kRecentTokens = 64;
+
+struct ProfiledText {
+  std::string name;
+  std::string hash;  // xxHash of the bytes, 16 hexadecimal digits
+  uint64_t bytes = 0;
+  bool operator==(const ProfiledText& other) const { return hash == other.hash && bytes == other.bytes; }
+};
+
+struct Statistics {
+  std::string source;             // "hearth profile", or the import's format
+  uint64_t tokens = 0;            // counted in `active`
+  uint64_t tokens_heldout = 0;    // counted in `active_heldout`
+  bool tokens_estimated = false;  // an import that does not say: the most active neuron is taken as always active
+  float threshold = 0.0f;         // of |act(gate)|
+  // What a later run needs to continue, and to refuse to continue something else.
+  std::vector<ProfiledText> texts;
+  uint64_t window = 0;          // longest sequence, tokens
+  uint64_t heldout_every = 0;   // one document of this many is held out; 0 = none
+  uint64_t sequences_done = 0;  // of the texts' sequences, in order
+  bool complete = false;        // all of the texts were used
+
+  std::vector<LayerStatistics> layers;
+
+  // Frequency of each neuron of a layer in [0, 1]: active / tokens.
+  std::vector<double> frequencies(size_t layer) const;
+  double density(size_t layer) const;
+};
+
+class Sidecar {
+ public:
+  Sidecar() = default;
+  // For a model without one: no statistics yet (all sums zero).
+  Sidecar(std::string model_fingerprint, std::string model_name, int64_t n_embd, std::vector<int64_t> n_ff);
+  static Sidecar empty_for(const gguf::File& model, const Config& config);
+
+  // Throws Error when the file is no sidecar, of a newer version, or contradicts itself.
+  static Sidecar read(const std::filesystem::path& path);
+  // The sidecar beside the model or at `path`, checked against the model; nullopt when `path` is not given and there is
+  // none beside it. Throws Error when it belongs to another model.
+  static std::optional<Sidecar> find(const gguf::File& model, const Config& config,
+                                     const std::optional<std::filesystem::path>& path = std::nullopt);
+  // Atomically: a reader sees the old file or the new one.
+  void write(const std::filesystem::path& path) const;
+  // Throws Error saying what differs when this sidecar was not made for that model.
+  void check_matches(const gguf::File& model, const Config& config) const;
+
+  bool has_statistics() const { return statistics.tokens > 0; }
+
+  std::string model_fingerprint;
+  std::string model_name;
+  int64_t n_embd = 0;
+  std::vector<int64_t> n_ff;  // by layer
+  Statistics statistics;
+  // The file that was read, for the tensors and keys of others (predictors); null for a new sidecar.
+  std::shared_ptr<const gguf::File> file;
+
+ private:
+  std::string path_;  // for messages
+};
+
+}  // namespace hearth::model
