@@ -139,6 +139,9 @@ struct Ffn {
 };
 
 Ffn ffn_of(const gguf::File& file) {
+  const bool has_ffn = std::any_of(file.tensors().begin(), file.tensors().end(),
+                                   [](const gguf::TensorInfo& t) { return t.name.find(".ffn_") != std::string::npos; });
+  if (!has_ffn) return {{}, "the file has no FFN tensors"};
   try {
     return {model::describe_ffn(file), ""};
   } catch (const Error& e) {
