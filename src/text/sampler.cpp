@@ -26,6 +26,17 @@ void check(const SamplerParams& p) {
   if (p.repeat_last_n < -1) fail("repeat-last-n is {}; -1 (all), 0 (off) or more was expected", p.repeat_last_n);
 }
 
+void check_usable(std::span<const float> logits) {
+  bool usable = true;  // no early exit, so that the loop runs in SIMD
+  for (const float logit : logits) usable &= logit < std::numeric_limits<float>::infinity();
+  if (usable) return;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (!(logits[i] < std::numeric_limits<float>::infinity())) {
+      fail("the logit of token {} is {}: the model computed no usable result", i, logits[i]);
+    }
+  }
+}
+
 }  // namespace
 
 Random::Random(uint64_t seed) {
@@ -83,22 +94,22 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
 
 int32_t Sampler::sample(std::span<const float> original) {
   if (original.empty()) fail("there are no logits to sample from");
+  check_usable(original);
   const std::span<const float> logits = adjusted(original);
-  int32_t best = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (!(logits[i] < std::numeric_limits<float>::infinity())) {
-      fail("the logit of token {} is {}: the model computed no usable result", i, logits[i]);
-    }
-    if (logits[i] > logits[best]) best = static_cast<int32_t>(i);
-  }
-  if (logits[best] == kNever) fail("every one of the {} tokens is excluded; none is left to sample", logits.size());
-  int32_t id = best;
   if (params_.temp > 0) {
     keep_top_k(logits);
-    keep_top_p(logits[best]);
-    keep_min_p(logits[best]);
-    id = draw(logits[best]);
+  } else {
+    const auto best = std::max_element(logits.begin(), logits.end());  // the first among equals
+    candidates_.assign(1, {*best, static_cast<int32_t>(best - logits.begin())});
   }
+  float max_logit = kNever;
+  for (const Candidate& c : candidates_) max_logit = std::max(max_logit, c.logit);
+  if (max_logit == kNever) fail("every one of the {} tokens is excluded; none is left to sample", logits.size());
+  if (params_.temp > 0) {
+    keep_top_p(max_logit);
+    keep_min_p(max_logit);
+  }
+  const int32_t id = candidates_.size() == 1 ? candidates_[0].id : draw(max_logit);
   accept(id);
   return id;
 }

@@ -26,6 +26,23 @@ int hex_digit(char c) {
   return -1;
 }
 
+// Calls visit(offset, length, pair) for each character; bytes that are not UTF-8 count as one each. `pair` identifies
+// the character together with the one before it.
+template <typename Visit>
+void for_each_character(std::string_view text, const Visit& visit) {
+  uint64_t before = UINT32_MAX;
+  for (size_t i = 0; i < text.size();) {
+    const utf8::Step step = utf8::next(text.substr(i));
+    const bool valid = step.kind == utf8::Step::Kind::valid;
+    const size_t length = valid ? step.length : 1;
+    const uint64_t character =
+        valid ? utf8::code_point(text.substr(i, length)) : 0x80000000u | static_cast<uint8_t>(text[i]);
+    visit(i, length, before << 32 | character);
+    before = character;
+    i += length;
+  }
+}
+
 }  // namespace
 
 int parse_byte_token(std::string_view text) {
@@ -36,6 +53,11 @@ int parse_byte_token(std::string_view text) {
 
 SpmTokenizer::SpmTokenizer(Vocab vocab) : Tokenizer(std::move(vocab)) {
   for (const auto& token : vocab_.tokens) longest_token_ = std::max(longest_token_, token.text.size());
+  for (const auto& token : vocab_.tokens) {
+    for_each_character(token.text, [&](size_t at, size_t, uint64_t pair) {
+      if (at > 0) neighbours_.insert(pair);
+    });
+  }
   for (int b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(b);
     auto id = find(fmt::format("<0x{:02X}>", b));
@@ -75,28 +97,32 @@ std::string SpmTokenizer::normalise(std::string_view text, bool after_special) c
   return result;
 }
 
-bool SpmTokenizer::merge_symbols(std::string_view text, const Symbol& left, const Symbol& right, MergeTo& merge) const {
-  const size_t length = size_t{left.length} + right.length;
-  if (length > longest_token_) return false;  // keeps each look-up short
-  const auto id = find(text.substr(left.begin, length));
-  if (!id) return false;
-  merge = {descending(vocab_.tokens[*id].score), *id};
-  return true;
-}
-
 void SpmTokenizer::encode_text(std::string_view raw, bool after_special, std::vector<int32_t>& ids) const {
   const std::string text = normalise(raw, after_special);
   Merger merger;
-  for (size_t i = 0; i < text.size();) {
-    const utf8::Step step = utf8::next(std::string_view(text).substr(i));
-    const size_t length = step.kind == utf8::Step::Kind::valid ? step.length : 1;
-    merger.add(static_cast<uint32_t>(i), static_cast<uint32_t>(length), -1);
-    i += length;
-  }
-  merger.run(
-      [&](const Symbol& left, const Symbol& right, MergeTo& merge) { return merge_symbols(text, left, right, merge); });
+  size_t begin = 0;
+  for_each_character(text, [&](size_t at, size_t length, uint64_t pair) {
+    if (at > begin && !neighbours_.contains(pair)) {
+      encode_segment(std::string_view(text).substr(begin, at - begin), merger, ids);
+      merger.clear();
+      begin = at;
+    }
+    merger.add(static_cast<uint32_t>(at - begin), static_cast<uint32_t>(length), -1);
+  });
+  encode_segment(std::string_view(text).substr(begin), merger, ids);
+}
+
+void SpmTokenizer::encode_segment(std::string_view text, Merger& merger, std::vector<int32_t>& ids) const {
+  merger.run([&](const Symbol& left, const Symbol& right, MergeTo& merge) {
+    const size_t length = size_t{left.length} + right.length;
+    if (length > longest_token_) return false;  // keeps each look-up short
+    const auto id = find(text.substr(left.begin, length));
+    if (!id) return false;
+    merge = {descending(vocab_.tokens[*id].score), *id};
+    return true;
+  });
   merger.for_each([&](const Symbol& symbol) {
-    const std::string_view piece = std::string_view(text).substr(symbol.begin, symbol.length);
+    const std::string_view piece = text.substr(symbol.begin, symbol.length);
     if (const auto id = find(piece)) {
       ids.push_back(*id);
       return;

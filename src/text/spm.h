@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "text/merge.h"
@@ -22,8 +23,11 @@ class SpmTokenizer final : public Tokenizer {
 
  private:
   std::string normalise(std::string_view text, bool after_special) const;
-  bool merge_symbols(std::string_view text, const Symbol& left, const Symbol& right, MergeTo& merge) const;
+  void encode_segment(std::string_view text, Merger& merger, std::vector<int32_t>& ids) const;
 
+  // Pairs of characters that stand side by side in some token. A merge never crosses any other pair, so text is cut
+  // there: the result is the same, and short segments stay in the cache.
+  std::unordered_set<uint64_t> neighbours_;
   std::array<int32_t, 256> byte_tokens_{};
   size_t longest_token_ = 0;  // bytes
 };

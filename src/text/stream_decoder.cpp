@@ -37,11 +37,18 @@ StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stop
 std::string StopMatcher::push(std::string_view text) {
   if (stopped_) return {};
   pending_ += text;
-  size_t match = std::string::npos;
-  for (const std::string& stop : stops_) match = std::min(match, pending_.find(stop));
-  if (match != std::string::npos) {
+  // The stop string that is complete first, and of two that end together the longer: so it does not matter how the text
+  // is cut into pushes.
+  size_t begin = std::string::npos, end = std::string::npos;
+  for (const std::string& stop : stops_) {
+    const size_t at = pending_.find(stop);
+    if (at == std::string::npos || at + stop.size() > end) continue;
+    begin = at + stop.size() < end ? at : std::min(begin, at);
+    end = at + stop.size();
+  }
+  if (begin != std::string::npos) {
     stopped_ = true;
-    return std::exchange(pending_, {}).substr(0, match);
+    return std::exchange(pending_, {}).substr(0, begin);
   }
   // The longest end of the text that begins a stop string.
   size_t held = 0;

@@ -36,7 +36,7 @@ class StreamDecoder {
   Utf8Stream utf8_;
 };
 
-// Cuts a stream off before the first stop string. Text that may be the beginning of one is held back.
+// Cuts a stream off before the stop string that is complete first. Text that may be the beginning of one is held back.
 class StopMatcher {
  public:
   // Throws Error on an empty stop string.

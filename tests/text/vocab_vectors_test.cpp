@@ -53,11 +53,12 @@ TEST_P(LlamaCppVectors, EveryLineEqual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, LlamaCppVectors, testing::Values("falcon", "gpt-2", "llama-spm"), [](const auto& param_info) {
-  std::string name = param_info.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(, LlamaCppVectors, testing::Values("falcon", "gpt-2", "llama-spm"),
+                         [](const auto& param_info) {
+                           std::string name = param_info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 nlohmann::json load_json(const std::string& name) {
   return nlohmann::json::parse(read_text_file(test::data_dir() / "vocab" / name));
@@ -84,8 +85,8 @@ TEST_P(PreTokenizerVectors, EqualToHuggingFace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, PreTokenizerVectors,
-                         testing::Values("gpt-2", "llama-bpe", "qwen2", "falcon", "starcoder", "bloom", "deepseek-coder",
-                                         "deepseek-v3", "tekken", "gpt-4o", "seed-coder", "viking"),
+                         testing::Values("gpt-2", "llama-bpe", "qwen2", "falcon", "starcoder", "bloom",
+                                         "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "seed-coder", "viking"),
                          [](const auto& param_info) {
                            std::string name = param_info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -114,8 +115,9 @@ TEST_P(SpmVectors, EqualToSentencePiece) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, SpmVectors, testing::Bool(),
-                         [](const auto& param_info) { return param_info.param ? "remove_extra_whitespaces" : "as_is"; });
+INSTANTIATE_TEST_SUITE_P(, SpmVectors, testing::Bool(), [](const auto& param_info) {
+  return param_info.param ? "remove_extra_whitespaces" : "as_is";
+});
 
 }  // namespace
 }  // namespace hearth::text

@@ -8,6 +8,7 @@ The training text is public domain (see ../shared/README.md); only tokens and me
   bpe.gguf, bpe_vectors.json   byte-level BPE; ids by Hugging Face's tokenizers with each family's own pre-tokenizer
   spm.gguf, spm_vectors.json   SentencePiece BPE with byte fallback; ids by sentencepiece
   chat_vectors.json            chats rendered by jinja2 from the models' templates
+  ../../fuzz/corpus/tokenizer  tiny vocabularies that the fuzz target starts from
 """
 import io
 import json
@@ -80,6 +81,7 @@ TEXTS = [
     "<|im_start|", "<|endoftext|><|endoftext|>", "ſ 'ſ K Ω", "\x00\x01\x7f control", "…。，、।۔،(|)", "\U00010400\U0001F9D9",
     "Once upon a time, there was a little girl who lived in a village near the forest.",
     "    Hello\n        Hello", "x" * 100, " " * 40 + "x", "ab" * 60, "1" * 50, "\n" * 20 + "y", "@user #tag https://e.org/?q=1&r=2",
+    "stop!!\n\ngo", "x //\r\ny", "fooBar BarFOO FOObar", "ABC's abc'S", "(word) .word _word", "7th 1st 42nd", "a1b22c333d4444",
 ]
 
 
@@ -90,8 +92,8 @@ def random_texts(n, seed=7):
     return ["".join(rng.choice(rng.choice(pools)) for _ in range(rng.randint(1, 60))) for _ in range(n)]
 
 
-def write_gguf(name, model, pre, tokens, types, scores=None, merges=None, keys=()):
-    writer = gguf.GGUFWriter(HERE / name, "llama")
+def write_gguf(path, model, pre, tokens, types, scores=None, merges=None, keys=()):
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
@@ -114,18 +116,19 @@ def write_json(name, value):
 
 
 def make_bpe(text):
-    # Trained on lines without any splitting into words: merges cross words, so wrong splits give wrong ids.
-    corpus = text.splitlines()[:3000] + [t for t in TEXTS if "<" not in t] * 4
+    # Trained on lines without any splitting into words, and much on the tricky texts themselves: merges cross words, so wrong
+    # splits give wrong ids.
+    corpus = text.splitlines()[:600] + [t for t in TEXTS if "<" not in t] * 40 + ["!!\n\n"] * 400
     base = tokenizers.Tokenizer(models.BPE())
     base.pre_tokenizer = byte_level(False)
     base.train_from_iterator(corpus, trainers.BpeTrainer(
-        vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), max_token_length=12, show_progress=False))
+        vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), max_token_length=12, show_progress=False))
     state = json.loads(base.to_str())["model"]
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["merges"]]
     tokens = sorted(state["vocab"], key=state["vocab"].get)
     types = [gguf.TokenType.NORMAL] * len(tokens)
     types += [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.USER_DEFINED] * len(USER_DEFINED)
-    write_gguf("bpe.gguf", "gpt2", "gpt-2", tokens + SPECIAL + USER_DEFINED, types, merges=merges,
+    write_gguf(HERE / "bpe.gguf", "gpt2", "gpt-2", tokens + SPECIAL + USER_DEFINED, types, merges=merges,
                keys=[("add_bos_token_id", len(tokens)), ("add_eos_token_id", len(tokens)), ("add_add_bos_token", False)])
     texts = TEXTS + random_texts(60)
     ids = {}
@@ -149,7 +152,7 @@ def make_spm(text):
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
     kinds = {1: gguf.TokenType.NORMAL, 2: gguf.TokenType.UNKNOWN, 3: gguf.TokenType.CONTROL, 4: gguf.TokenType.USER_DEFINED,
              5: gguf.TokenType.UNUSED, 6: gguf.TokenType.BYTE}
-    write_gguf("spm.gguf", "llama", "default", [p.piece for p in proto.pieces], [kinds[p.type] for p in proto.pieces],
+    write_gguf(HERE / "spm.gguf", "llama", "default", [p.piece for p in proto.pieces], [kinds[p.type] for p in proto.pieces],
                scores=[p.score for p in proto.pieces], keys=[("add_bos_token_id", 1), ("add_eos_token_id", 2),
                                                               ("add_unk_token_id", 0), ("add_add_bos_token", True)])
     # sentencepiece reads U+2581 as a space, and drops NUL bytes: texts with either are left out.
@@ -198,8 +201,24 @@ def make_chats():
     write_json("chat_vectors.json", {"templates": CHAT_TEMPLATES, "cases": cases})
 
 
+def make_fuzz_corpus():
+    corpus = HERE.parents[1] / "fuzz" / "corpus" / "tokenizer"
+    corpus.mkdir(parents=True, exist_ok=True)
+    normal, control, user, byte = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED,
+                                   gguf.TokenType.BYTE)
+    for pre in ("gpt-2", "llama-bpe", "deepseek-v3"):
+        write_gguf(corpus / f"bpe-{pre}.gguf", "gpt2", pre, ["a", "b", "c", "ab", "Ġ", "Ġab", "<|end|>", "  "],
+                   [normal] * 6 + [control, user], merges=["a b", "Ġ ab"],
+                   keys=[("add_bos_token_id", 6), ("add_eos_token_id", 6), ("add_add_bos_token", True),
+                         ("add_chat_template", CHAT_TEMPLATES["chatml"])])
+    write_gguf(corpus / "spm.gguf", "llama", "default", ["<unk>", "<s>", "</s>", "<0x0A>", "▁", "▁a", "ab", "▁▁"],
+               [gguf.TokenType.UNKNOWN, control, control, byte] + [normal] * 4, scores=[0, 0, 0, 0, -4, -1, -2, -3],
+               keys=[("add_bos_token_id", 1), ("add_eos_token_id", 2), ("add_chat_template", CHAT_TEMPLATES["llama2"])])
+
+
 if __name__ == "__main__":
     training_text = pathlib.Path(sys.argv[1]).read_text().replace("<|endoftext|>", "")
     make_bpe(training_text)
     make_spm(training_text)
     make_chats()
+    make_fuzz_corpus()
