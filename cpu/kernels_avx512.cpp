@@ -1,0 +1,19 @@
+// The kernels for avx512: see cpu/kernels.h.
+#if defined(__x86_64__)
+#include "cpu/kernels.h"
+#include "cpu/simd_avx512.h"
+
+namespace hearth::cpu {
+namespace {
+#include "cpu/body_dot.h"
+#include "cpu/body_gemm.h"
+#include "cpu/body_rows.h"
+#include "cpu/body_int8.h"
+#define HEARTH_INT8_GEMM
+#include "cpu/body_table.h"
+}  // namespace
+
+constinit const Kernels kernels_avx512 = make_table("avx512");
+
+}  // namespace hearth::cpu
+#endif

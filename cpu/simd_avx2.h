@@ -1,0 +1,135 @@
+#pragma once
+// Vectors of 8 floats: AVX2, FMA and F16C. See simd_scalar.h for what each function means.
+#include <immintrin.h>
+
+namespace hearth::cpu {
+namespace {
+
+using F = __m256;
+constexpr int kW = 8;
+constexpr int kMr = 6;         // gemm_tile: 6 x 2 vectors of accumulators, of 16 registers
+constexpr int kRowsSmallT = 2; // rows at once in products with several tokens
+
+#define HEARTH_SIMD static inline __attribute__((always_inline))
+
+HEARTH_SIMD __m256i first(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+HEARTH_SIMD F zero() { return _mm256_setzero_ps(); }
+HEARTH_SIMD F set1(float x) { return _mm256_set1_ps(x); }
+HEARTH_SIMD F load(const float* p) { return _mm256_loadu_ps(p); }
+HEARTH_SIMD F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+HEARTH_SIMD void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+HEARTH_SIMD void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+HEARTH_SIMD __m128i load_u16_n(const uint16_t* p, int n) {
+  uint16_t lanes[8] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(lanes));
+}
+HEARTH_SIMD F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16_n(p, n)); }
+HEARTH_SIMD F widen_bf16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+HEARTH_SIMD F load_bf16(const uint16_t* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) { return widen_bf16(load_u16_n(p, n)); }
+HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
+  uint16_t lanes[8];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+HEARTH_SIMD F add(F a, F b) { return _mm256_add_ps(a, b); }
+HEARTH_SIMD F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+HEARTH_SIMD F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+HEARTH_SIMD F div(F a, F b) { return _mm256_div_ps(a, b); }
+HEARTH_SIMD F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+HEARTH_SIMD F max(F a, F b) { return _mm256_max_ps(a, b); }
+HEARTH_SIMD F min(F a, F b) { return _mm256_min_ps(a, b); }
+HEARTH_SIMD F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+HEARTH_SIMD F if_greater(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+HEARTH_SIMD F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+HEARTH_SIMD F exp2_int(F n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+HEARTH_SIMD float sum(F a) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+HEARTH_SIMD float largest(F a) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+HEARTH_SIMD float from_f16(uint16_t h) { return _cvtsh_ss(h); }
+HEARTH_SIMD uint64_t xor_all(const void* p) {
+  const auto* v = static_cast<const __m256i*>(p);
+  __m256i a = _mm256_load_si256(v);
+  for (int i = 1; i < 8; ++i) a = _mm256_xor_si256(a, _mm256_load_si256(v + i));
+  return static_cast<uint64_t>(_mm256_extract_epi64(a, 0));
+}
+
+HEARTH_SIMD F widen_i8(const uint8_t* q) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q))));
+}
+HEARTH_SIMD void widen_q8_0(const uint8_t* q, F out[4]) {
+  for (int i = 0; i < 4; ++i) out[i] = widen_i8(q + 8 * i);
+}
+HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[4]) {
+  const __m256i eight = _mm256_set1_epi32(8), low = _mm256_set1_epi32(15);
+  for (int i = 0; i < 2; ++i) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + 8 * i)));
+    out[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(bytes, low), eight));
+    out[i + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(bytes, 4), eight));
+  }
+}
+
+using F8 = __m256;
+HEARTH_SIMD F8 zero8() { return zero(); }
+HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c); }
+HEARTH_SIMD float sum8(F8 a) { return sum(a); }
+struct BlockQ8 {
+  __m256i magnitude, w;
+};
+HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) {
+  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+  return {_mm256_abs_epi8(w), w};
+}
+// maddubs adds two products in 16 bits with saturation: |w| <= 128 and |x| <= 127 give at most 2 * 128 * 127 = 32512.
+HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
+  const __m256i signed_x = _mm256_sign_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), b.w);
+  return _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(b.magnitude, signed_x), _mm256_set1_epi16(1)));
+}
+struct BlockQ4 {
+  __m256i w;  // w + 8, unsigned
+};
+HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) {
+  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
+  return {_mm256_and_si256(both, _mm256_set1_epi8(15))};
+}
+HEARTH_SIMD F8 dot(BlockQ4 b, const int8_t* x, const int32_t* offset) {
+  const __m256i products = _mm256_maddubs_epi16(b.w, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(products, _mm256_set1_epi16(1)),
+                                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset))));
+}
+
+HEARTH_SIMD void transpose(F r[kW]) {
+  F t[kW];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i + 0] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+  }
+  for (int c = 0; c < 4; ++c) {
+    t[c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x20);
+    t[4 + c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+}  // namespace
+}  // namespace hearth::cpu
