@@ -1,0 +1,75 @@
+#pragma once
+// Synthetic models of real shapes whose activation sparsity is prescribed, so that sparse inference can be measured
+// without anybody's weights. offline/synth_sparsity.h explains how the density is made.
+//
+// What the file holds: llama.cpp's metadata and tensor names, a SentencePiece vocabulary whose words can be tokenised,
+// and in hearth.synth.* the statistics that were asked for. Same options, same bytes, whatever the number of threads.
+//
+// Drift (SynthOptions::drift = X): a share X of the variance of a word's embedding is the direction of its topic.
+// Topics are consecutive ranges of the vocabulary, each direction correlated by 0.7 with its neighbour's. While a text
+// stays in a topic its tokens share that part of the residual stream, so the same neurons keep firing; as it moves on
+// through the vocabulary the active set changes slowly. The output head prefers words of the current topic, so
+// generated text (sampled, not greedy) behaves the same. Over all topics a neuron's firing probability is unchanged.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/thread_team.h"
+
+namespace hearth::offline {
+
+struct SynthShape {
+  std::string name = "custom";
+  std::string arch =
+      "llama";  // llama (gated, RMSNorm), opt (ReLU, LayerNorm, learned positions), falcon (parallel block)
+  int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_head = 0, n_head_kv = 0, n_vocab = 0, n_ctx = 0;
+  float rope_base = 10000.0f;
+  bool gated() const { return arch == "llama"; }
+  bool layer_norm() const { return arch != "llama"; }
+  bool parallel_block() const { return arch == "falcon"; }
+  bool learned_positions() const { return arch == "opt"; }
+};
+// llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, tiny. Throws Error with this list for another name.
+SynthShape find_synth_shape(std::string_view name);
+
+struct SynthOptions {
+  SynthShape shape;
+  DType type = DType::f16;
+  double density = 0.11;   // mean share of active neurons
+  double hot_share = 0.9;  // of the activations, taken by the hottest 26 % of the neurons
+  int64_t predictor_rank =
+      0;  // rows of fc1; the gate then has rank (predictor_rank - 2) / 2 plus one. 0: full rank, no predictor
+  DType predictor_type = DType::f16;
+  double drift = 0;                 // see above; 0 to 0.9
+  bool dense = false;               // no control: every neuron fires for half of the tokens
+  std::string activation = "relu";  // or silu, with `dense`
+  bool transposed_down =
+      true;  // blk.N.ffn_down_t.weight [n_embd, n_ff] instead of blk.N.ffn_down.weight [n_ff, n_embd]
+  uint64_t seed = 1;
+};
+
+struct SynthReport {
+  uint64_t bytes = 0;  // of the file
+  double seconds = 0;  // making and writing the tensors, without the final flush
+  double density = 0;  // of the law that was solved for
+  double hot_share = 0;
+};
+
+// Writes the model; `progress` (optional) is called with bytes done and bytes in all. Throws Error for options that
+// contradict each other, and when the disk has not enough room.
+SynthReport write_synthetic(const std::filesystem::path& path, const SynthOptions& options, ThreadTeam& team,
+                            const std::function<void(uint64_t done, uint64_t total)>& progress = nullptr);
+
+// Throws Error naming the flag when the options cannot be met.
+void check_synth_options(const SynthOptions& options);
+
+// A text for such a model: n token ids after BOS, random words that stay in a topic for `words_per_topic` tokens and
+// then move to the next. Uniform over the vocabulary's words when the model has no drift.
+std::vector<int32_t> synthetic_text(int64_t n_vocab, int64_t n, int64_t words_per_topic, uint64_t seed);
+
+}  // namespace hearth::offline

@@ -1,0 +1,100 @@
+// Shapes of published models, and what a shape must satisfy.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "core/error.h"
+#include "offline/synth.h"
+#include "offline/synth_random.h"
+#include "offline/synth_vocab.h"
+
+namespace hearth::offline {
+namespace {
+
+const std::array<SynthShape, 7>& shapes() {
+  // name, arch, layers, n_embd, n_ff, heads, kv heads, vocabulary, context, RoPE base
+  static const std::array<SynthShape, 7> table = {{
+      {"llama-7b", "llama", 32, 4096, 11008, 32, 32, 32000, 4096, 10000.0f},
+      {"llama-13b", "llama", 40, 5120, 13824, 40, 40, 32000, 4096, 10000.0f},
+      {"llama-70b", "llama", 80, 8192, 28672, 64, 8, 32000, 4096, 10000.0f},
+      {"mistral-7b", "llama", 32, 4096, 14336, 32, 8, 32000, 32768, 1e6f},  // v0.2: no sliding window
+      {"opt-30b", "opt", 48, 7168, 28672, 56, 56, 50272, 2048, 10000.0f},
+      {"falcon-40b", "falcon", 60, 8192, 32768, 128, 8, 65024, 2048, 10000.0f},
+      {"tiny", "llama", 4, 256, 1024, 8, 4, 1024, 512, 10000.0f},
+  }};
+  return table;
+}
+
+void check_positive(const char* flag, int64_t value, int64_t limit) {
+  if (value < 1 || value > limit) fail("{} is {}, expected 1 to {}", flag, value, limit);
+}
+void check_multiple(const char* flag, int64_t value, int64_t of) {
+  if (value % of != 0) fail("{} is {}, expected a multiple of {}", flag, value, of);
+}
+
+void check_shape(const SynthShape& s) {
+  if (s.arch != "llama" && s.arch != "opt" && s.arch != "falcon") {
+    fail("unknown architecture '{}'; expected llama, opt or falcon", s.arch);
+  }
+  check_positive("--layers", s.n_layer, 4096);
+  check_positive("--n-embd", s.n_embd, int64_t{1} << 20);
+  check_positive("--n-ff", s.n_ff, int64_t{1} << 20);
+  check_positive("--n-head", s.n_head, 4096);
+  check_positive("--n-head-kv", s.n_head_kv, 4096);
+  check_positive("--n-ctx", s.n_ctx, int64_t{1} << 24);
+  check_positive("--n-vocab", s.n_vocab, int64_t{1} << 24);
+  check_multiple("--n-embd", s.n_embd, kSynthBlock);
+  check_multiple("--n-ff", s.n_ff, kSynthBlock);
+  if (s.n_vocab <= kFirstWord) {
+    fail("--n-vocab is {}, expected at least {}: bytes and letters come before the first word", s.n_vocab,
+         kFirstWord + 1);
+  }
+  if (s.n_embd % s.n_head != 0) fail("--n-embd {} does not divide by --n-head {}", s.n_embd, s.n_head);
+  if (s.n_head % s.n_head_kv != 0) fail("--n-head {} does not divide by --n-head-kv {}", s.n_head, s.n_head_kv);
+  if (s.n_embd / s.n_head % 2 != 0)
+    fail("a head has {} elements, expected an even number for RoPE", s.n_embd / s.n_head);
+}
+
+void check_predictor(const SynthOptions& o) {
+  if (o.predictor_rank == 0) return;
+  const int64_t r = o.predictor_rank, rank = (r - 2) / 2;
+  if (o.dense)
+    fail("--dense leaves the gate's rank alone, so there is no exact predictor; drop --predictor-rank or --dense");
+  if (r < 4) fail("--predictor-rank is {}, expected 4 or more (0 = none)", r);
+  // The basis is orthogonal to the constant component in every block of 32, and has both signs in fc1.
+  const int64_t most = o.shape.n_embd / kSynthBlock * (kSynthBlock - 1);
+  if (rank > most) {
+    fail("--predictor-rank {} asks for a gate of rank {}, and --n-embd {} allows {}; use {} or less", r, rank,
+         o.shape.n_embd, most, 2 * most + 2);
+  }
+  if (const int block = traits(o.predictor_type).block_size; r % block != 0) {
+    fail("--predictor-rank is {}, expected a multiple of {} for --predictor-type {}", r, block,
+         traits(o.predictor_type).name);
+  }
+}
+
+}  // namespace
+
+SynthShape find_synth_shape(std::string_view name) {
+  std::string known;
+  for (const SynthShape& s : shapes()) {
+    if (s.name == name) return s;
+    known += (known.empty() ? "" : ", ") + s.name;
+  }
+  fail("unknown shape '{}'; expected one of {}", name, known);
+}
+
+void check_synth_options(const SynthOptions& o) {
+  check_shape(o.shape);
+  check_predictor(o);
+  if (!(o.drift >= 0) || !(o.drift <= 0.9)) fail("--drift is {}, expected 0 to 0.9", o.drift);
+  if (o.drift > 0 && topic_count(o.shape.n_vocab) == 1) {
+    fail("--drift needs at least {} tokens in the vocabulary, --n-vocab is {}", kFirstWord + 2 * kMaxTopics,
+         o.shape.n_vocab);
+  }
+  if (o.activation != "relu" && o.activation != "silu")
+    fail("unknown activation '{}'; expected relu or silu", o.activation);
+  if (o.activation == "silu" && !o.dense) fail("silu is never zero, so no density can be prescribed; add --dense");
+}
+
+}  // namespace hearth::offline
