@@ -1,1 +1,5 @@
-int main() { return 0; }
+#include "tools/cli.h"
+
+int main(int argc, char** argv) {
+  return hearth::tools::hearth_main(argc, argv);
+}

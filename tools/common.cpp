@@ -1,0 +1,223 @@
+#include "tools/common.h"
+
+#include <chrono>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+#include "tools/report.h"
+
+namespace hearth::tools {
+namespace {
+
+cpu::Isa parse_isa(const std::string& name) {
+  std::string usable;
+  for (const cpu::Isa isa : cpu::available_isas()) {
+    if (name == cpu::to_string(isa)) return isa;
+    usable += (usable.empty() ? "" : ", ") + std::string(cpu::to_string(isa));
+  }
+  fail("--isa {} cannot run on this machine; it can run {}", name, usable);
+}
+
+// -ngl of llama.cpp: how many layers go to the GPU. hearth places by neuron, so only "none" has the same meaning.
+std::string device_of(const ModelOptions& options) {
+  if (!options.gpu_layers) return options.device;
+  if (*options.gpu_layers != "0") {
+    log::info("-ngl {}: hearth does not place by layers; the model goes to the GPU as --device {} says",
+              *options.gpu_layers, options.device);
+    return options.device;
+  }
+  if (options.device == "cuda") fail("-ngl 0 means the CPU and --device cuda the GPU; give one of them");
+  return "cpu";
+}
+
+engine::EngineOptions engine_options(const ModelOptions& o) {
+  engine::EngineOptions e;
+  e.n_ctx = o.n_ctx;
+  e.n_batch = o.n_batch;
+  e.sparsity = engine::parse_sparsity(o.sparsity);
+  e.sparse_threshold = o.sparse_threshold;
+  e.use_graph = !o.no_graph && !o.profile;  // operations inside a graph cannot be timed one by one
+  return e;
+}
+
+}  // namespace
+
+void add_logging_options(CLI::App& sub, bool& quiet, bool& verbose) {
+  auto* q = sub.add_flag("-q,--quiet", quiet, "Print warnings and errors only on stderr")->group("General");
+  sub.add_flag("-v,--verbose", verbose, "Print details on stderr")->group("General")->excludes(q);
+  sub.get_help_ptr()->group("General");
+}
+
+void set_logging(bool quiet, bool verbose) {
+  log::set_level(quiet ? log::Level::quiet : verbose ? log::Level::verbose : log::Level::normal);
+}
+
+void add_thread_option(CLI::App& sub, int& threads) {
+  sub.add_option("-t,--threads", threads, "CPU threads (default: physical cores that this process may use)")
+      ->check(CLI::Range(1, 1024))
+      ->group("Hardware");
+}
+
+void add_model_options(CLI::App& sub, ModelOptions& o) {
+  sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
+      ->required()
+      ->type_name("FILE")
+      ->group("Model");
+  sub.add_option("-c,--ctx-size", o.n_ctx, "Context length in tokens (default: the model's, at most 4096)")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Model");
+  sub.add_option("--activation", o.activation,
+                 "Take the FFN's activation to be relu, fat_relu, relu2, silu, gelu or drelu, whatever the file says")
+      ->group("Model");
+  sub.add_option(
+         "--sparsity", o.sparsity,
+         "off: compute every neuron. exact: evaluate every gate, then only active neurons. auto: exact where it "
+         "loses nothing")
+      ->check(CLI::IsMember({"off", "exact", "auto"}))
+      ->capture_default_str()
+      ->group("Model");
+  sub.add_option("--sparse-threshold", o.sparse_threshold,
+                 "A neuron is active when |act(gate)| exceeds this; above 0 the result is approximate")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Model");
+  sub.add_option("-b,--batch-size", o.n_batch, "Prompt tokens evaluated at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group("Hardware");
+  add_thread_option(sub, o.threads);
+  sub.add_option("--device", o.device, "cpu, cuda, or auto: the GPU when there is one that holds the model")
+      ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
+      ->capture_default_str()
+      ->group("Hardware");
+  sub.add_option("--gpu,--main-gpu", o.gpu, "Number of the GPU, as `hearth doctor` lists them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Hardware");
+  sub.add_option("--gpu-layers,--n-gpu-layers", o.gpu_layers,
+                 "Same as llama.cpp's -ngl: 0 means --device cpu; other values are read and change nothing, as hearth "
+                 "does not place by layers")
+      ->type_name("N")
+      ->group("Hardware");
+  sub.add_option("--isa", o.isa,
+                 "For debugging, CPU kernels to use: scalar, avx2, avx512 (default: the best of this machine), or "
+                 "reference: plain loops in double precision, very slow")
+      ->check(CLI::IsMember({"scalar", "avx2", "avx512", "reference"}))
+      ->group("Hardware");
+  sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
+      ->group("Hardware");
+  add_logging_options(sub, o.quiet, o.verbose);
+}
+
+Session::Session(const ModelOptions& options) {
+  set_logging(options.quiet, options.verbose);
+  const auto begin = std::chrono::steady_clock::now();
+  team_ = std::make_unique<ThreadTeam>(options.threads);
+  model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
+  start(options);
+  load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const model::Config& c = model_->config();
+  log::info("hearth {}: {}; {} {} {}, {}, {}; context {}; sparsity {} ({})", HEARTH_VERSION, device().name(), c.arch,
+            human_count(model_->parameters()), model_->type_name(), human_bytes(model_->weight_bytes()), c.ffn.family,
+            engine_->n_ctx(), engine::to_string(engine_->sparsity()), sparsity_reason(options));
+}
+
+void Session::start(const ModelOptions& options) {
+  const std::string wanted = device_of(options);
+  if (wanted == "cpu") return start_on_cpu(options);
+  if (options.isa) {
+    if (wanted == "cuda") fail("--isa chooses CPU kernels and --device cuda the GPU; give one of them");
+    return start_on_cpu(options);
+  }
+  if (wanted == "auto" && !start_on_gpu(options)) return start_on_cpu(options);
+  if (wanted != "cuda") return;
+  gpu_ = options.gpu;
+  device_ = cuda::make_device(options.gpu);
+  try {
+    make_engine(options);
+  } catch (const Error& e) {
+    fail("{}; on GPU {}: a shorter context (-c) or batch (-b) needs less memory, --device cpu none of the GPU's",
+         e.what(), options.gpu);
+  }
+}
+
+// --device auto: false, with the reason told, when the CPU has to do it.
+bool Session::start_on_gpu(const ModelOptions& options) {
+  std::string why;
+  const std::vector<cuda::GpuInfo> gpus = cuda::list_gpus(&why);
+  if (gpus.empty()) {
+    log::info("no GPU is used: {}", why);
+    return false;
+  }
+  for (const cuda::GpuInfo& gpu : gpus) {
+    if (gpu.index != options.gpu) continue;
+    if (model_->weight_bytes() > gpu.free_bytes) {
+      log::info("no GPU is used: the weights take {} and {} has {} free", human_bytes(model_->weight_bytes()), gpu.name,
+                human_bytes(gpu.free_bytes));
+      return false;
+    }
+    try {
+      gpu_ = gpu.index;
+      device_ = cuda::make_device(gpu.index);
+      make_engine(options);
+      return true;
+    } catch (const Error& e) {
+      log::info("no GPU is used: {}", e.what());
+      engine_.reset(), profiler_.reset(), device_.reset(), gpu_.reset();
+      return false;
+    }
+  }
+  fail("there is no GPU {}; `hearth doctor` lists the {} there are", options.gpu, gpus.size());
+}
+
+void Session::start_on_cpu(const ModelOptions& options) {
+  if (options.isa == "reference") {
+    device_ = cpu::make_reference_device();
+  } else {
+    device_ = cpu::make_device(*team_, options.isa ? std::optional(parse_isa(*options.isa)) : std::nullopt);
+  }
+  make_engine(options);
+}
+
+void Session::make_engine(const ModelOptions& options) {
+  if (options.profile) profiler_ = std::make_unique<engine::ProfilingDevice>(*device_);
+  Device& device = profiler_ ? static_cast<Device&>(*profiler_) : *device_;
+  engine_ = std::make_unique<engine::Engine>(*model_, device, engine_options(options));
+}
+
+std::string Session::sparsity_reason(const ModelOptions& options) {
+  const model::FfnDescription& ffn = model_->config().ffn;
+  if (engine_->sparsity() == engine::Sparsity::exact) {
+    if (options.sparse_threshold > 0) return fmt::format("approximate: threshold {}", options.sparse_threshold);
+    return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
+  }
+  if (options.sparsity == "off") return "as asked";
+  if (!ffn.sparse() && options.sparse_threshold == 0) {
+    return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
+  }
+  return model_->prepare_sparse().value_or("");  // why the engine could not
+}
+
+const text::Tokenizer* Session::tokenizer() {
+  const bool has_vocabulary = model_->file().find("tokenizer.ggml.tokens") != nullptr;
+  if (!tokenizer_ && has_vocabulary) tokenizer_ = text::Tokenizer::load(model_->file());
+  return tokenizer_.get();
+}
+
+const text::Tokenizer& Session::require_tokenizer(std::string_view wanted_for) {
+  const text::Tokenizer* t = tokenizer();
+  if (t == nullptr) {
+    fail("'{}' has no vocabulary, which {} needs; give token ids where there is a flag for them, or another model",
+         model_->file().path().string(), wanted_for);
+  }
+  return *t;
+}
+
+std::string Session::piece(int32_t id) {
+  const text::Tokenizer* t = tokenizer();
+  return t != nullptr && id < t->n_vocab() ? t->piece(id, true) : std::string();
+}
+
+}  // namespace hearth::tools

@@ -1,0 +1,82 @@
+#pragma once
+// What every subcommand that runs a model has in common: its flags, and a loaded model on a device.
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/device.h"
+#include "core/thread_team.h"
+#include "engine/engine.h"
+#include "engine/profiling_device.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+
+namespace hearth::tools {
+
+struct ModelOptions {
+  std::string model;
+  std::string device = "auto";  // cpu, cuda, auto
+  int gpu = 0;
+  std::optional<std::string> gpu_layers;  // llama.cpp's -ngl
+  int threads = 0;                        // 0: physical cores
+  int64_t n_ctx = 0;                      // 0: the model's, at most 4096
+  int64_t n_batch = 512;
+  std::string sparsity = "auto";
+  float sparse_threshold = 0.0f;
+  std::optional<std::string> activation;
+  std::optional<std::string> isa;
+  bool no_graph = false;
+  bool quiet = false, verbose = false;
+  bool profile = false;  // decorate the device with a ProfilingDevice; no flag of its own
+};
+
+// -q/--quiet and -v/--verbose alone.
+void add_logging_options(CLI::App& sub, bool& quiet, bool& verbose);
+void set_logging(bool quiet, bool verbose);
+// -t/--threads alone.
+void add_thread_option(CLI::App& sub, int& threads);
+// All of ModelOptions.
+void add_model_options(CLI::App& sub, ModelOptions& options);
+
+// A model, ready to evaluate tokens. Its constructor says on stderr what is used and why, in one line.
+class Session {
+ public:
+  // Throws Error when the model, the device or their combination cannot be used.
+  explicit Session(const ModelOptions& options);
+
+  model::Model& model() { return *model_; }
+  engine::Engine& engine() { return *engine_; }
+  Device& device() { return engine_->device(); }
+  ThreadTeam& team() { return *team_; }
+  bool on_gpu() const { return gpu_.has_value(); }
+  std::optional<int> gpu() const { return gpu_; }
+  engine::ProfilingDevice* profiler() { return profiler_.get(); }  // null unless options.profile
+  double load_seconds() const { return load_seconds_; }
+
+  // The model's vocabulary; null when its file has none.
+  const text::Tokenizer* tokenizer();
+  // Throws Error when there is none; `wanted_for` names the flag or subcommand that needs it.
+  const text::Tokenizer& require_tokenizer(std::string_view wanted_for);
+  // The text of one token; empty without a vocabulary and for padding ids beyond it.
+  std::string piece(int32_t id);
+
+ private:
+  void start(const ModelOptions& options);
+  bool start_on_gpu(const ModelOptions& options);
+  void start_on_cpu(const ModelOptions& options);
+  void make_engine(const ModelOptions& options);
+  std::string sparsity_reason(const ModelOptions& options);
+
+  std::unique_ptr<ThreadTeam> team_;
+  std::unique_ptr<model::Model> model_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<engine::ProfilingDevice> profiler_;
+  std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::optional<int> gpu_;
+  double load_seconds_ = 0;
+};
+
+}  // namespace hearth::tools

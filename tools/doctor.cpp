@@ -1,0 +1,147 @@
+// `hearth doctor`: what this machine offers, measured.
+#include <memory>
+
+#include "core/log.h"
+#include "core/thread_team.h"
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+#include "tools/commands.h"
+#include "tools/common.h"
+#include "tools/output.h"
+#include "tools/report.h"
+#include "tools/system.h"
+
+namespace hearth::tools {
+namespace {
+
+struct DoctorOptions {
+  int threads = 0;
+  bool json = false;
+  bool quiet = false, verbose = false;
+};
+
+struct Findings {
+  Processor processor;
+  CpuTopology topology;
+  SystemMemory memory;
+  int threads = 0;
+  double memory_bandwidth = 0;  // bytes/s
+  std::vector<cuda::GpuInfo> gpus;
+  std::vector<cuda::Bandwidth> gpu_bandwidths;  // of the GPUs, in their order
+  std::string no_gpu;                           // why there is none
+};
+
+Findings examine(const DoctorOptions& o) {
+  Findings f;
+  f.processor = processor();
+  f.topology = cpu_topology();
+  f.memory = system_memory();
+  ThreadTeam team(o.threads);
+  f.threads = team.size();
+  log::debug("measuring memory bandwidth with {} threads", f.threads);
+  f.memory_bandwidth = cpu::measure_read_bandwidth(team);
+  f.gpus = cuda::list_gpus(&f.no_gpu);
+  for (const cuda::GpuInfo& gpu : f.gpus) f.gpu_bandwidths.push_back(cuda::measure_bandwidth(gpu.index));
+  return f;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& w : words) text += (text.empty() ? "" : " ") + w;
+  return text.empty() ? "none that matter" : text;
+}
+
+std::string limits(const Processor& p) {
+  std::string text = fmt::format("{} of {} logical CPUs by affinity", p.affinity, p.online);
+  return text + (p.cgroup_cpus ? fmt::format(", {:.2f} CPUs by cgroup quota", *p.cgroup_cpus) : ", no cgroup quota");
+}
+
+void print_text(const Findings& f) {
+  const auto line = [](const char* name, const std::string& text) {
+    write_out(fmt::format("{:<18} {}\n", name, text));
+  };
+  line("hearth", HEARTH_VERSION);
+  line("CPU", f.processor.model.empty() ? "unknown" : f.processor.model);
+  line("CPU features", joined(f.processor.features));
+  std::string isas;
+  for (const cpu::Isa isa : cpu::available_isas())
+    isas += (isas.empty() ? "" : ", ") + std::string(cpu::to_string(isa));
+  line("kernels", fmt::format("{} (can run: {})", cpu::to_string(cpu::best_isa()), isas));
+  line("usable", fmt::format("{} physical cores, {} hardware threads", f.topology.physical, f.topology.logical));
+  line("limits", limits(f.processor));
+  line("memory", fmt::format("{} total, {} available{}", human_bytes(f.memory.total), human_bytes(f.memory.available),
+                             f.memory.cgroup_limit ? ", cgroup limit " + human_bytes(*f.memory.cgroup_limit) : ""));
+  line("memory reads", fmt::format("{:.1f} GB/s with {} threads", f.memory_bandwidth / 1e9, f.threads));
+  const std::string& thp = f.memory.transparent_huge_pages;
+  line("huge pages", fmt::format("transparent: {}; reserved: {}, {} free", thp.empty() ? "unknown" : thp,
+                                 f.memory.huge_pages, f.memory.huge_pages_free));
+  if (f.gpus.empty()) line("GPU", "none: " + f.no_gpu);
+  for (size_t i = 0; i < f.gpus.size(); ++i) {
+    const cuda::GpuInfo& g = f.gpus[i];
+    const cuda::Bandwidth& b = f.gpu_bandwidths[i];
+    line(fmt::format("GPU {}", g.index).c_str(),
+         fmt::format("{}, compute {}.{}, {} multiprocessors, {} of {} free", g.name, g.compute_major, g.compute_minor,
+                     g.multiprocessors, human_bytes(g.free_bytes), human_bytes(g.total_bytes)));
+    line("", fmt::format("memory reads {:.1f} GB/s, to the GPU {:.1f} GB/s, from it {:.1f} GB/s", b.memory_read / 1e9,
+                         b.host_to_device / 1e9, b.device_to_host / 1e9));
+  }
+}
+
+void print_json(const Findings& f) {
+  nlohmann::ordered_json j;
+  j["version"] = HEARTH_VERSION;
+  nlohmann::ordered_json isas = nlohmann::ordered_json::array();
+  for (const cpu::Isa isa : cpu::available_isas()) isas.push_back(cpu::to_string(isa));
+  j["cpu"] = {{"model", f.processor.model},
+              {"features", f.processor.features},
+              {"isa", cpu::to_string(cpu::best_isa())},
+              {"available_isas", isas},
+              {"online", f.processor.online},
+              {"affinity", f.processor.affinity},
+              {"physical_cores", f.topology.physical},
+              {"hardware_threads", f.topology.logical}};
+  if (f.processor.cgroup_cpus) j["cpu"]["cgroup_cpus"] = *f.processor.cgroup_cpus;
+  j["memory"] = {{"total_bytes", f.memory.total},
+                 {"available_bytes", f.memory.available},
+                 {"read_bytes_per_second", f.memory_bandwidth},
+                 {"read_threads", f.threads},
+                 {"transparent_huge_pages", f.memory.transparent_huge_pages},
+                 {"huge_pages", f.memory.huge_pages},
+                 {"huge_pages_free", f.memory.huge_pages_free}};
+  if (f.memory.cgroup_limit) j["memory"]["cgroup_limit_bytes"] = *f.memory.cgroup_limit;
+  j["gpus"] = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < f.gpus.size(); ++i) {
+    const cuda::GpuInfo& g = f.gpus[i];
+    const cuda::Bandwidth& b = f.gpu_bandwidths[i];
+    j["gpus"].push_back({{"index", g.index},
+                         {"name", g.name},
+                         {"compute_capability", fmt::format("{}.{}", g.compute_major, g.compute_minor)},
+                         {"multiprocessors", g.multiprocessors},
+                         {"total_bytes", g.total_bytes},
+                         {"free_bytes", g.free_bytes},
+                         {"l2_bytes", g.l2_bytes},
+                         {"read_bytes_per_second", b.memory_read},
+                         {"host_to_device_bytes_per_second", b.host_to_device},
+                         {"device_to_host_bytes_per_second", b.device_to_host}});
+  }
+  if (f.gpus.empty()) j["no_gpu"] = f.no_gpu;
+  write_out(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace
+
+void register_doctor(CLI::App& app) {
+  auto o = std::make_shared<DoctorOptions>();
+  CLI::App* sub = app.add_subcommand("doctor", "Show what this machine offers: processor, memory, GPUs, measured");
+  add_thread_option(*sub, o->threads);
+  sub->add_flag("--json", o->json, "Print JSON")->group("General");
+  add_logging_options(*sub, o->quiet, o->verbose);
+  sub->footer("\nExample: hearth doctor --json");
+  sub->callback([o] {
+    set_logging(o->quiet, o->verbose);
+    const Findings findings = examine(*o);
+    o->json ? print_json(findings) : print_text(findings);
+  });
+}
+
+}  // namespace hearth::tools

@@ -1,0 +1,95 @@
+#include "tools/report.h"
+
+#include <array>
+#include <cmath>
+
+#include "core/log.h"
+#include "tools/common.h"
+#include "tools/system.h"
+
+namespace hearth::tools {
+namespace {
+
+double per_second(double n, double seconds) {
+  return seconds > 0 ? n / seconds : 0.0;
+}
+double each(double total, int64_t n) {
+  return n > 0 ? total / static_cast<double>(n) : 0.0;
+}
+
+std::string rate_line(const char* what, double seconds, int64_t n, const char* unit) {
+  return fmt::format("{:>16} time = {:10.2f} ms / {:5} {:6} ({:8.2f} ms per token, {:8.2f} tokens per second)", what,
+                     seconds * 1e3, n, unit, each(seconds * 1e3, n), per_second(static_cast<double>(n), seconds));
+}
+
+}  // namespace
+
+std::string human_bytes(size_t bytes) {
+  static constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
+}
+
+std::string human_count(size_t count) {
+  const auto n = static_cast<double>(count);
+  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.1f}K", n / 1e3);
+  return fmt::format("{}", count);
+}
+
+std::string human_duration(double seconds) {
+  const auto s = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {} s", s / 60, s % 60);
+  return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
+}
+
+void print_timings(const Timings& t) {
+  log::info("{:>16} time = {:10.2f} ms", "load", t.load * 1e3);
+  log::info("{}", rate_line("prompt eval", t.prompt, t.n_prompt, "tokens"));
+  log::info("{}", rate_line("eval", t.eval, t.n_eval, "runs"));
+  log::info("{}", rate_line("sampling", t.sample, t.n_sample, "runs"));
+  log::info("{:>16} time = {:10.2f} ms / {:5} tokens", "total", t.total * 1e3, t.n_prompt + t.n_eval);
+}
+
+nlohmann::json to_json(const Timings& t) {
+  return {{"load_ms", t.load * 1e3},
+          {"prompt_eval_ms", t.prompt * 1e3},
+          {"prompt_tokens", t.n_prompt},
+          {"prompt_tokens_per_second", per_second(static_cast<double>(t.n_prompt), t.prompt)},
+          {"eval_ms", t.eval * 1e3},
+          {"eval_runs", t.n_eval},
+          {"eval_tokens_per_second", per_second(static_cast<double>(t.n_eval), t.eval)},
+          {"sample_ms", t.sample * 1e3},
+          {"total_ms", t.total * 1e3}};
+}
+
+void print_density(Session& session) {
+  const engine::Engine& e = session.engine();
+  const double density = e.density().density(e.config().n_ff);
+  if (std::isnan(density)) return;  // dense, or no single token was evaluated
+  log::info("{:>16} = {:.2f} % of {} neurons a layer, over {} tokens", "density", density * 100, e.config().n_ff,
+            e.density().steps);
+}
+
+void print_memory(Session& session) {
+  std::string parts = fmt::format("model {} (mapped file)", human_bytes(session.model().file().total_bytes()));
+  for (const MemoryUse& use : session.device().memory()) {
+    parts += fmt::format(", {} {}", to_string(use.purpose), human_bytes(use.bytes));
+  }
+  const ProcessMemory process = process_memory();
+  log::info("{:>16} = {}", "memory", parts);
+  log::info("{:>16} = {} resident", "process peak", human_bytes(process.peak_resident));
+}
+
+nlohmann::json memory_json(Session& session) {
+  nlohmann::json j = {{"model_file_bytes", session.model().file().total_bytes()},
+                      {"peak_resident_bytes", process_memory().peak_resident}};
+  for (const MemoryUse& use : session.device().memory()) j["device_bytes"][to_string(use.purpose)] = use.bytes;
+  return j;
+}
+
+}  // namespace hearth::tools

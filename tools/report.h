@@ -1,0 +1,31 @@
+#pragma once
+// Figures for people and for programs: sizes, timings, memory.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace hearth::tools {
+
+class Session;
+
+std::string human_bytes(size_t bytes);       // "35.7 MiB"
+std::string human_count(size_t count);       // "35.7M", "6.74B"
+std::string human_duration(double seconds);  // "12 s", "3 min 20 s", "2 h 5 min"
+
+// llama.cpp's figures of one run. Seconds.
+struct Timings {
+  double load = 0, prompt = 0, sample = 0, eval = 0, total = 0;
+  int64_t n_prompt = 0;  // prompt tokens
+  int64_t n_sample = 0;  // tokens drawn
+  int64_t n_eval = 0;    // single-token evaluations
+};
+void print_timings(const Timings& t);  // on stderr, in llama.cpp's wording
+nlohmann::json to_json(const Timings& t);
+
+// Sparse modes: the share of neurons that were computed. Then memory: the mapped model, what the device holds by
+// purpose, and the peak of the process.
+void print_density(Session& session);
+void print_memory(Session& session);
+nlohmann::json memory_json(Session& session);
+
+}  // namespace hearth::tools

@@ -1,0 +1,162 @@
+// `hearth run`: prints the prompt and what the model says next.
+#include <charconv>
+#include <memory>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "text/chat.h"
+#include "tools/commands.h"
+#include "tools/generate.h"
+#include "tools/interrupt.h"
+#include "tools/output.h"
+#include "tools/prompt.h"
+
+namespace hearth::tools {
+namespace {
+
+struct RunOptions {
+  ModelOptions model;
+  PromptOptions prompt;
+  GenerateOptions generate;
+  std::string seed = "-1";
+  bool no_display_prompt = false;
+  bool chat = false;
+  std::string chat_template;
+  std::string system_prompt;
+  bool json = false;
+};
+
+std::optional<uint64_t> parse_seed(const std::string& text) {
+  if (text == "-1") return std::nullopt;
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    fail("--seed is '{}', expected a whole number from 0 to 2^64-1, or -1 for a random one", text);
+  }
+  return seed;
+}
+
+std::string chat_prompt(const RunOptions& o, const text::Tokenizer& tokenizer, const std::string& user) {
+  const std::string& wanted = o.chat_template.empty() ? tokenizer.chat_template() : o.chat_template;
+  if (wanted.empty()) {
+    fail("the model has no chat template; name one with --chat-template chatml, llama2, llama3 or mistral");
+  }
+  std::vector<text::ChatMessage> messages;
+  if (!o.system_prompt.empty()) messages.push_back({"system", o.system_prompt});
+  messages.push_back({"user", user});
+  return text::apply_chat_template(text::detect_chat_family(wanted), messages);
+}
+
+std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::string& text) {
+  std::vector<int32_t> ids = tokenizer.encode(text);
+  if (ids.empty() && tokenizer.bos()) ids.push_back(*tokenizer.bos());
+  if (ids.empty()) fail("the prompt is empty, and this model has no token to begin a text with; give -p TEXT");
+  return ids;
+}
+
+void print_json(Session& session, const std::vector<int32_t>& prompt_ids, const Generated& g) {
+  const engine::Engine& engine = session.engine();
+  write_json({{"prompt_ids", prompt_ids},
+              {"ids", g.ids},
+              {"text", g.text},
+              {"ending", to_string(g.ending)},
+              {"seed", g.seed},
+              {"timings", to_json(g.timings)},
+              {"sparsity", engine::to_string(engine.sparsity())},
+              {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
+              {"memory", memory_json(session)}});
+}
+
+void run(const RunOptions& o) {
+  GenerateOptions options = o.generate;
+  options.sampler.seed = parse_seed(o.seed);
+  Session session(o.model);
+  const text::Tokenizer& tokenizer = session.require_tokenizer("run");
+  const std::string text = read_prompt(o.prompt);
+  const std::vector<int32_t> ids = encode_prompt(tokenizer, o.chat ? chat_prompt(o, tokenizer, text) : text);
+
+  const InterruptGuard interrupt;
+  if (!o.json && !o.chat && !o.no_display_prompt) write_out(text);
+  flush_out();
+  const auto emit = [&](std::string_view piece) {
+    if (o.json) return;
+    write_out(piece);
+    flush_out();
+  };
+  const Generated g = generate(session, ids, options, emit, [&] { return interrupt.requested(); });
+
+  if (o.json) {
+    print_json(session, ids, g);
+  } else {
+    write_out("\n");
+  }
+  flush_out();
+  if (g.ending == Ending::context_full) {
+    log::info("\nstopped: the context of {} tokens is full; -c gives a longer one", session.engine().n_ctx());
+  }
+  log::info("\n{:>16} = {}", "seed", g.seed);
+  print_timings(g.timings);
+  print_density(session);
+  print_memory(session);
+  if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);
+}
+
+void add_sampling_options(CLI::App& sub, RunOptions& o) {
+  text::SamplerParams& s = o.generate.sampler;
+  const auto option = [&sub](const char* name, auto& value, const char* help) {
+    sub.add_option(name, value, help)->capture_default_str()->group("Sampling");
+  };
+  sub.add_option("-s,--seed", o.seed, "Seed of the random numbers; -1: a random one, printed at the end")
+      ->type_name("UINT")
+      ->capture_default_str()
+      ->group("Sampling");
+  option("--temp", s.temp, "Temperature; 0: always the likeliest token");
+  option("--top-k", s.top_k, "Draw among the K likeliest tokens; 0: off");
+  option("--top-p", s.top_p, "Draw among the likeliest tokens that sum up to this probability; 1: off");
+  option("--min-p", s.min_p, "Drop tokens less likely than this times the likeliest one; 0: off");
+  option("--repeat-penalty", s.repeat_penalty, "Make recent tokens less likely by this factor; 1: off");
+  option("--repeat-last-n", s.repeat_last_n, "How many recent tokens that is; 0: none, -1: all");
+}
+
+}  // namespace
+
+void register_run(CLI::App& app) {
+  auto o = std::make_shared<RunOptions>();
+  CLI::App* sub = app.add_subcommand("run", "Generate text from a prompt");
+  add_prompt_options(*sub, o->prompt);
+  sub->add_flag("--no-display-prompt", o->no_display_prompt, "Print the generated text without the prompt")
+      ->group("Prompt");
+  auto* chat =
+      sub->add_flag("--chat,--conversation", o->chat, "Wrap the prompt in the model's chat template")->group("Prompt");
+  sub->add_option("--chat-template", o->chat_template,
+                  "Use this chat format: chatml, llama2, llama3 or mistral (default: the model's)")
+      ->needs(chat)
+      ->group("Prompt");
+  sub->add_option("--system-prompt", o->system_prompt, "System message of the chat")
+      ->type_name("TEXT")
+      ->needs(chat)
+      ->group("Prompt");
+  sub->add_option("-n,--predict,--n-predict", o->generate.n_predict,
+                  "Tokens to generate; -1: until the model ends the text or the context is full")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group("Ending");
+  sub->add_option("--stop,--reverse-prompt", o->generate.stops,
+                  "End before this text appears; may be given several times")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->group("Ending");
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "Never draw an end-of-text token")->group("Ending");
+  add_sampling_options(*sub, *o);
+  sub->add_flag("--json", o->json, "Print one JSON object at the end instead of the text as it comes")
+      ->group("General");
+  add_model_options(*sub, o->model);
+  sub->footer(
+      "\nCtrl-C ends the text cleanly, with the timings and exit status 130; a second one kills.\n"
+      "Example: hearth run -m models/hearth-demo.gguf -p \"Once upon a time\" -n 200 --temp 0.7 --seed 1");
+  sub->callback([o] { run(*o); });
+}
+
+}  // namespace hearth::tools
