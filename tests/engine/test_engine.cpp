@@ -16,8 +16,6 @@ using engine::Engine;
 using engine::EngineOptions;
 using engine::Sparsity;
 
-constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
-
 struct Case {
   test::ZooModel model;
   DType type;
@@ -27,7 +25,10 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& m : test::zoo()) {
-    for (const DType t : kTypes) all.push_back({m, t});
+    for (const DType t : {DType::f16, DType::q8_0, DType::q4_0}) all.push_back({m, t});
+    if (m.name.starts_with("own_")) {  // the small ones go through every type
+      for (const DType t : {DType::f32, DType::bf16}) all.push_back({m, t});
+    }
   }
   return all;
 }
@@ -63,11 +64,24 @@ class EngineCases : public testing::TestWithParam<Case> {
     return {out.begin(), out.end()};
   }
 
-  // Two orders of float summation, and 8-bit rounding of activations that such a difference may flip by one step for a
-  // quantised model: a step is 1/127 of a block's largest value in one of some hundred terms.
-  double rounding_tolerance(std::span<const float> reference) const {
-    const double relative = is_quantized(GetParam().type) ? 0x1p-7 : 0x1p-11;
-    return relative * static_cast<double>(model_->config().n_layer) * test::rms(reference);
+  // Two correct runs differ by float rounding: sqrt(n_ff) 2^-24 in each product, and 2^-11 where it moves a cached key
+  // or value across a rounding boundary of f16. With quantised weights it also moves activations across boundaries of
+  // their 8-bit form; the residual stream spreads that, so that two runs end as far apart as two independent draws of
+  // the quantisation noise. Its standard deviation is a step / sqrt(12) with a step of 1/127 of a block's largest of 32
+  // values (2.3 standard deviations): 0.0052 of the activations' rms in each of the 4 products of a layer and the head;
+  // sqrt(2) for the difference of two runs.
+  double rounding_noise() const {
+    const auto n_layer = static_cast<double>(model_->config().n_layer);
+    return is_quantized(GetParam().type) ? std::sqrt(2.0) * 0.0052 * std::sqrt(4 * n_layer + 1) : 0x1p-12 * n_layer;
+  }
+  void expect_equal_up_to_rounding(std::span<const float> got, std::span<const float> expected,
+                                   std::string_view what) const {
+    const double scale = test::rms(expected);
+    std::vector<float> difference(got.begin(), got.end());
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
+    EXPECT_LE(test::rms(difference), 1.5 * rounding_noise() * scale) << what;
+    EXPECT_LE(test::worst_difference(got, expected), 5 * rounding_noise() * scale) << what;  // 5 standard deviations
+    EXPECT_LT(rounding_noise(), 0.05) << "the bound is vacuous";
   }
 
   std::optional<model::Model> model_;
@@ -78,7 +92,7 @@ TEST_P(EngineCases, BatchedPrefillEqualsTokenByToken) {
   const auto one_by_one = logits(ids, {.sparsity = Sparsity::off}, 2, true);
   for (const int64_t n_batch : {64, 16, 5}) {  // whole, with tails
     const auto batched = logits(ids, {.n_batch = n_batch, .sparsity = Sparsity::off}, 2, false);
-    EXPECT_LE(test::worst_difference(batched, one_by_one), rounding_tolerance(one_by_one)) << "n_batch " << n_batch;
+    expect_equal_up_to_rounding(batched, one_by_one, "n_batch " + std::to_string(n_batch));
   }
 }
 
@@ -86,18 +100,20 @@ TEST_P(EngineCases, TheThreadCountDoesNotChangeABit) {
   const auto ids = random_ids(model_->config(), 21, 2);
   const auto one = logits(ids, {}, 1, false);
   const auto one_decode = logits(ids, {}, 1, true);
-  for (const int threads : {2, 3, 5}) {
+  for (const int threads : {2, 3}) {
     EXPECT_EQ(logits(ids, {}, threads, false), one) << threads;
     EXPECT_EQ(logits(ids, {}, threads, true), one_decode) << threads;
   }
 }
 
-TEST_P(EngineCases, SparseEqualsDense) {
-  if (!model_->config().ffn.sparse()) GTEST_SKIP() << "not a ReLU-family model";
+class SparseCases : public EngineCases {};
+
+TEST_P(SparseCases, SparseEqualsDense) {
+  ASSERT_TRUE(model_->config().ffn.sparse());
   const auto ids = random_ids(model_->config(), 19, 3);
   const auto dense = logits(ids, {.sparsity = Sparsity::off}, 2, true);
   const auto sparse = logits(ids, {.sparsity = Sparsity::exact}, 2, true);
-  EXPECT_LE(test::worst_difference(dense, sparse), rounding_tolerance(dense));
+  expect_equal_up_to_rounding(sparse, dense, "sparse");
 }
 
 TEST_P(EngineCases, EveryInstructionSetAgreesWithTheOracle) {
@@ -107,7 +123,8 @@ TEST_P(EngineCases, EveryInstructionSetAgreesWithTheOracle) {
     for (const cpu::Isa isa : cpu::available_isas()) {
       if (isa == cpu::Isa::scalar) continue;
       const auto simd = logits(ids, {}, 2, one_by_one, isa);
-      EXPECT_LE(test::worst_difference(simd, oracle), rounding_tolerance(oracle)) << cpu::to_string(isa) << one_by_one;
+      expect_equal_up_to_rounding(simd, oracle,
+                                  std::string(cpu::to_string(isa)) + (one_by_one ? " decode" : " prefill"));
     }
   }
 }
@@ -126,11 +143,19 @@ TEST_P(EngineCases, EvalAllGivesTheLogitsOfEveryPosition) {
   e.truncate(0);
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto row = e.eval({&ids[i], 1});
-    EXPECT_LE(test::worst_difference(row, all[i]), rounding_tolerance(row)) << i;
+    expect_equal_up_to_rounding(all[i], row, "position " + std::to_string(i));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, EngineCases, testing::ValuesIn(cases()),
+                         [](const auto& p) { return p.param.model.name + "_" + traits(p.param.type).name; });
+
+std::vector<Case> sparse_cases() {
+  std::vector<Case> all = cases();
+  std::erase_if(all, [](const Case& c) { return c.model.name.find("silu") != std::string::npos; });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Zoo, SparseCases, testing::ValuesIn(sparse_cases()),
                          [](const auto& p) { return p.param.model.name + "_" + traits(p.param.type).name; });
 
 class EngineRefusals : public testing::Test {
