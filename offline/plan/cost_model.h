@@ -1,0 +1,60 @@
+#pragma once
+// What a token costs on one machine: bandwidths, the share of them that real kernels reach, and fixed times. One plain
+// struct, so that calibrating it is assigning to its fields.
+//
+//   token  = token_seconds + embedding + sum over layers of (attention + ffn) + head
+//   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
+//   ffn    = kernels + S + max(hot, cold) + (handoff, if a neuron is cold)
+//     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
+//     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
+//            gates; otherwise the GPU's gates are part of `hot`
+//   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
+// A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.
+#include <algorithm>
+#include <cstdint>
+
+namespace hearth::offline {
+
+struct CostModel {
+  // Measured, bytes/s.
+  double gpu_bandwidth = 1008e9;  // GPU memory, read
+  double cpu_bandwidth = 70e9;    // host memory, read by the team that will run
+  double pcie_bandwidth = 25e9;   // host to device
+
+  // Share of those that kernels reach: whole matrices, and rows gathered by id.
+  double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6;
+  double cpu_dense_efficiency = 0.9, cpu_sparse_efficiency = 0.8;
+  // Cold rows that the GPU gathers over PCIe at the same time add this share of the link to the CPU's bandwidth.
+  double pcie_gather_efficiency = 0.0;
+
+  // Fixed times, seconds.
+  double kernel_seconds = 1.3e-6;          // one dependent kernel inside a graph
+  double attention_kernels = 5;            // norm, QKV, rope + cache, attention, output product
+  double ffn_kernels = 3;                  // norm, gates + compaction, down + residual
+  double predictor_kernels = 2;            //
+  double head_kernels = 3;                 // norm, head, argmax
+  double handoff_seconds = 9e-6;           // GPU -> CPU -> GPU through mapped flags, beyond the work itself
+  double token_seconds = 30e-6;            // launching the graph, sampling
+  double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
+
+  // Neurons that a predictor names, for each that is active.
+  double predicted_per_active = 1.4;
+
+  double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }
+  double gpu_sparse(double bytes) const { return bytes / (gpu_bandwidth * gpu_sparse_efficiency); }
+  double cpu_dense(double bytes) const { return bytes / (cpu_bandwidth * cpu_dense_efficiency); }
+  double cpu_sparse(double bytes) const {
+    return bytes / (cpu_bandwidth * cpu_sparse_efficiency + pcie_bandwidth * pcie_gather_efficiency);
+  }
+};
+
+// GPU memory beyond the model's tensors.
+struct GpuReserve {
+  uint64_t context_bytes = uint64_t{500} << 20;   // CUDA context, kernels' code, cuBLAS
+  uint64_t margin_bytes = uint64_t{64} << 20;     // left free on purpose
+  uint64_t staging_bytes = uint64_t{64} << 20;    // double buffer through which a prompt's cold weights are streamed
+  uint64_t workspace_bytes = uint64_t{48} << 20;  // cuBLAS workspace, slabs of dequantised weights
+  uint64_t alignment = 256;                       // of every tensor
+};
+
+}  // namespace hearth::offline

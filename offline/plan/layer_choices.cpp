@@ -1,0 +1,211 @@
+#include "offline/plan/layer_choices.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+
+namespace hearth::offline {
+namespace {
+
+using engine::Selection;
+using engine::Where;
+
+constexpr int kAttentionTensors = 8, kNeuronTensors = 8;  // at most, each aligned on its own
+constexpr uint64_t kIdBytes = sizeof(int32_t);            // of a neuron on the GPU
+constexpr int32_t kListedNeurons = 256;                   // layers up to this size are planned neuron by neuron
+
+}  // namespace
+
+LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const CostModel& cost,
+                       const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv)
+    : shape_(shape),
+      cost_(cost),
+      reserve_(reserve),
+      kv_bytes_(shape.kv_token_bytes * static_cast<uint64_t>(n_ctx)),
+      kv_read_(static_cast<double>(shape.kv_token_bytes) * static_cast<double>(n_kv)),
+      order_(static_cast<size_t>(shape.n_ff)),
+      active_(order_.size() + 1),
+      predicted_(order_.size() + 1) {
+  HEARTH_CHECK(p.size() == order_.size(), "{} frequencies of {} neurons", p.size(), order_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](int32_t a, int32_t b) { return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)]; });
+  for (size_t k = 0; k < order_.size(); ++k) {
+    const double f = p[static_cast<size_t>(order_[k])];
+    active_[k + 1] = active_[k] + f;
+    predicted_[k + 1] = predicted_[k] + std::min(1.0, f * cost.predicted_per_active);
+  }
+}
+
+uint64_t LayerCosts::kv_gpu_bytes(const LayerChoice& c) const {
+  return c.attention == Where::gpu ? kv_bytes_ : 0;
+}
+
+uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
+  uint64_t bytes = 0;
+  if (c.attention == Where::gpu) {
+    bytes += shape_.attention_bytes + kv_bytes_ + kAttentionTensors * reserve_.alignment;
+  }
+  if (c.gates > 0) {
+    bytes += static_cast<uint64_t>(c.gates) * (shape_.gate_bytes + kIdBytes) +
+             static_cast<uint64_t>(c.hot) * shape_.up_down_bytes + kNeuronTensors * reserve_.alignment;
+  }
+  if (c.selection == Selection::predictor && c.predictor == Where::gpu) {
+    bytes += shape_.predictor_bytes + 2 * reserve_.alignment;
+  }
+  return bytes;
+}
+
+Traffic LayerCosts::attention_traffic(const LayerChoice& c) const {
+  const double bytes = static_cast<double>(shape_.attention_bytes) + kv_read_;
+  Traffic t;
+  (c.attention == Where::gpu ? t.gpu_dense : t.cpu_dense) = bytes;
+  return t;
+}
+
+Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
+  const auto gate = static_cast<double>(shape_.gate_bytes), up_down = static_cast<double>(shape_.up_down_bytes);
+  const auto k = static_cast<size_t>(c.hot), g = static_cast<size_t>(c.gates), n = order_.size();
+  Traffic t;
+  switch (c.selection) {
+    case Selection::all:
+      t.gpu_dense = static_cast<double>(k) * (gate + up_down);
+      t.cpu_dense = static_cast<double>(n - k) * (gate + up_down);
+      break;
+    case Selection::gate:
+      t.gpu_dense = static_cast<double>(g) * gate;
+      t.cpu_dense = static_cast<double>(n - g) * gate;
+      t.gpu_sparse = active_[k] * up_down;
+      t.cpu_sparse = (active_[n] - active_[k]) * up_down;
+      break;
+    case Selection::predictor:
+      (c.predictor == Where::gpu ? t.gpu_dense : t.cpu_dense) = static_cast<double>(shape_.predictor_bytes);
+      t.gpu_sparse = predicted_[k] * gate + active_[k] * up_down;
+      t.cpu_sparse = (predicted_[n] - predicted_[k]) * gate + (active_[n] - active_[k]) * up_down;
+      break;
+  }
+  return t;
+}
+
+LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
+  const Traffic t = ffn_traffic(c);
+  const double gpu_dense = cost_.gpu_dense(t.gpu_dense), gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
+  const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
+  if (c.selection == Selection::predictor) {
+    const double kernels = c.predictor == Where::gpu ? cost_.predictor_kernels * cost_.kernel_seconds : 0;
+    return {kernels + gpu_dense + cpu_dense, gpu_sparse, cpu_sparse};
+  }
+  const bool cold_gates_on_gpu = c.gates > c.hot;
+  return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
+}
+
+double LayerCosts::seconds(const LayerChoice& c) const {
+  const bool gpu_ffn = c.gates > 0 || (c.selection == Selection::predictor && c.predictor == Where::gpu);
+  const bool cold = c.hot < shape_.n_ff;
+  const Traffic attention = attention_traffic(c);
+  double sum = cost_.gpu_dense(attention.gpu_dense) + cost_.cpu_dense(attention.cpu_dense);
+  if (c.attention == Where::gpu) sum += cost_.attention_kernels * cost_.kernel_seconds;
+  if (gpu_ffn) sum += cost_.ffn_kernels * cost_.kernel_seconds;
+  const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold ? 1 : 0);
+  sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
+  const FfnTime ffn = ffn_time(c);
+  return sum + ffn.before + std::max(ffn.hot, ffn.cold);
+}
+
+double LayerCosts::seconds_cpu_only(Selection selection) const {
+  const LayerChoice c{.selection = selection};
+  const FfnTime ffn = ffn_time(c);
+  return cost_.cpu_dense(attention_traffic(c).cpu_dense) + ffn.before + ffn.cold;
+}
+
+std::vector<Selection> LayerCosts::selections(SparsityRule rule, bool sparse_family) const {
+  const bool predictor = shape_.predictor_bytes > 0;
+  if (rule == SparsityRule::predict && (!predictor || !shape_.by_neuron)) {
+    fail(
+        "--sparsity predict needs a predictor for every layer and a transposed down projection; "
+        "use --sparsity exact, or make predictors with `hearth predictor fit`");
+  }
+  if (rule == SparsityRule::predict) return {Selection::predictor};
+  if (rule == SparsityRule::off || !shape_.by_neuron || (rule == SparsityRule::auto_ && !sparse_family)) {
+    return {Selection::all};
+  }
+  if (rule == SparsityRule::auto_ && predictor) return {Selection::gate, Selection::predictor};
+  return {Selection::gate};
+}
+
+// With the gates of cold neurons on the GPU, the CPU's time falls and the GPU's stays as gate rows move over: the
+// number of gate rows at which both take the same time, rounded down. Beyond it more of them save nothing.
+int32_t LayerCosts::balanced_gates(const LayerChoice& c) const {
+  LayerChoice all = c;
+  all.gates = static_cast<int32_t>(shape_.n_ff);
+  const FfnTime t = ffn_time(all);  // t.cold: what remains for the CPU without any gate row
+  const double per_row = cost_.cpu_dense(static_cast<double>(shape_.gate_bytes));
+  const double rows_on_cpu = std::floor((t.hot - t.cold) / per_row);
+  return static_cast<int32_t>(std::clamp(static_cast<double>(shape_.n_ff) - rows_on_cpu, static_cast<double>(c.hot),
+                                         static_cast<double>(shape_.n_ff)));
+}
+
+// For a given number of hot neurons the time is piecewise linear in the number of gate rows, so that the candidates are
+// the ends and the one kink, where CPU and GPU balance. In between, gate rows fill what a budget leaves over: small
+// layers list them all.
+void LayerCosts::add_gate_choices(LayerChoice c, std::vector<LayerChoice>& out) const {
+  const auto n = static_cast<int32_t>(shape_.n_ff);
+  const std::vector<int32_t> counts = hot_counts();
+  for (const int32_t hot : counts) {
+    c.hot = hot;
+    if (n <= kListedNeurons) {
+      for (c.gates = hot; c.gates <= n; ++c.gates) out.push_back(c);
+      continue;
+    }
+    const int32_t balance = balanced_gates(c);
+    for (const int32_t g : {hot, balance - 1, balance, n}) {
+      if (g < hot) continue;
+      c.gates = g;
+      out.push_back(c);
+    }
+  }
+  if (n <= kListedNeurons) return;
+  c.hot = 0;
+  for (const int32_t g : counts) {
+    c.gates = g;
+    out.push_back(c);
+  }
+}
+
+// Numbers of hot neurons worth telling apart: all in small layers, every few in large ones. A group of n_ff / 1024
+// neurons is less than a millionth of the time of a token that a plan could win by splitting it.
+std::vector<int32_t> LayerCosts::hot_counts() const {
+  const auto n = static_cast<int32_t>(shape_.n_ff);
+  if (!shape_.by_neuron) return {0, n};
+  const int32_t step = n <= kListedNeurons ? 1 : std::max(1, n / 1024);
+  std::vector<int32_t> counts;
+  for (int32_t k = 0; k < n; k += step) counts.push_back(k);
+  counts.push_back(n);
+  return counts;
+}
+
+std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_family) const {
+  std::vector<LayerChoice> out;
+  for (const Where attention : {Where::cpu, Where::gpu}) {
+    for (const Selection selection : selections(rule, sparse_family)) {
+      LayerChoice c{.attention = attention, .selection = selection};
+      if (selection == Selection::gate) {
+        add_gate_choices(c, out);
+        continue;
+      }
+      if (selection == Selection::predictor) {
+        out.push_back(c);  // predictor and all neurons on the CPU
+        c.predictor = Where::gpu;
+      }
+      for (const int32_t k : hot_counts()) {
+        c.hot = c.gates = k;
+        out.push_back(c);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace hearth::offline

@@ -1,0 +1,83 @@
+#pragma once
+// The ways one layer can be placed, each with its bytes of GPU memory and its time per token.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/placement.h"
+#include "offline/plan/cost_model.h"
+#include "offline/plan/knapsack.h"
+#include "offline/plan/shape.h"
+
+namespace hearth::offline {
+
+// off: every neuron. exact: every gate. predict: what the predictor names. auto_: whichever is fastest, layer by layer,
+// of those that lose nothing (the families that are not sparse run dense).
+enum class SparsityRule { off, exact, predict, auto_ };
+
+struct LayerChoice {
+  engine::Where attention = engine::Where::cpu;
+  engine::Selection selection = engine::Selection::gate;
+  engine::Where predictor = engine::Where::cpu;
+  int32_t hot = 0;    // this many of the most frequent neurons are on the GPU
+  int32_t gates = 0;  // and the gate rows of this many, hot ones included
+};
+
+// Expected bytes read for one token, by device and by kind of access.
+struct Traffic {
+  double gpu_dense = 0, gpu_sparse = 0;  // whole matrices; gathered rows
+  double cpu_dense = 0, cpu_sparse = 0;
+  double gpu() const { return gpu_dense + gpu_sparse; }
+  double cpu() const { return cpu_dense + cpu_sparse; }
+  Traffic& operator+=(const Traffic& t) {
+    gpu_dense += t.gpu_dense, gpu_sparse += t.gpu_sparse, cpu_dense += t.cpu_dense, cpu_sparse += t.cpu_sparse;
+    return *this;
+  }
+};
+
+class LayerCosts {
+ public:
+  // `frequencies` [n_ff]; n_ctx positions are allocated, n_kv of them are read by an average token.
+  LayerCosts(const LayerShape& shape, std::span<const double> frequencies, const CostModel& cost,
+             const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv);
+
+  // Neurons by falling frequency; of equal ones the lower id first.
+  const std::vector<int32_t>& order() const { return order_; }
+
+  uint64_t gpu_bytes(const LayerChoice& choice) const;
+  uint64_t kv_gpu_bytes(const LayerChoice& choice) const;  // of those, the KV cache's
+  double seconds(const LayerChoice& choice) const;
+  // When nothing runs on a GPU: no hand-offs.
+  double seconds_cpu_only(engine::Selection selection) const;
+  Traffic attention_traffic(const LayerChoice& choice) const;
+  Traffic ffn_traffic(const LayerChoice& choice) const;
+  // Expected active neurons among the hot ones, and among all.
+  double hot_activations(const LayerChoice& choice) const { return active_[static_cast<size_t>(choice.hot)]; }
+  double activations() const { return active_.back(); }
+
+  // Every placement that can be part of an optimal plan, whatever the other layers do.
+  std::vector<LayerChoice> choices(SparsityRule rule, bool sparse_family) const;
+  // The ways of finding the active neurons that `rule` allows. Throws Error when predictors are asked for and missing.
+  std::vector<engine::Selection> selections(SparsityRule rule, bool sparse_family) const;
+
+ private:
+  struct FfnTime {
+    double before;  // what both sides wait for
+    double hot, cold;
+  };
+  FfnTime ffn_time(const LayerChoice& choice) const;
+  void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
+  int32_t balanced_gates(const LayerChoice& choice) const;
+  std::vector<int32_t> hot_counts() const;
+
+  LayerShape shape_;
+  CostModel cost_;
+  GpuReserve reserve_;
+  uint64_t kv_bytes_ = 0;  // of the cache as allocated
+  double kv_read_ = 0;     // of the cache, by an average token
+  std::vector<int32_t> order_;
+  std::vector<double> active_;     // [n_ff + 1] expected activations of the first k neurons of order_
+  std::vector<double> predicted_;  // [n_ff + 1] the same for predictions
+};
+
+}  // namespace hearth::offline

@@ -1,0 +1,322 @@
+#include "offline/plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+
+namespace hearth::offline {
+namespace {
+
+using engine::Selection;
+using engine::Where;
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr int64_t kDefaultContext = 4096;  // as the engine's
+
+double gib(uint64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+// Rounded up to the next hundredth, so that what an error advises works.
+double gib_up(uint64_t bytes) {
+  return std::ceil(gib(bytes) * 100) / 100;
+}
+
+uint64_t f32_bytes(int64_t n) {
+  return static_cast<uint64_t>(n) * sizeof(float);
+}
+
+// The buffers of engine::Activations for a batch of T tokens.
+uint64_t activation_bytes(const ModelShape& s, int64_t T) {
+  const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim;
+  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv));
+  const int64_t logit_rows = std::clamp<int64_t>((int64_t{16} << 20) / (4 * s.n_vocab), 1, T);
+  bytes += f32_bytes(logit_rows * s.n_vocab);
+  if (s.quantized) bytes += static_cast<uint64_t>(T) * static_cast<uint64_t>(2 * s.n_embd + n_q) * 5 / 4;  // Act::q8
+  return bytes + 16 * 256;
+}
+
+// A device's scratch for batches of T tokens: the FFN's hidden values, inputs rounded to f16, lists of neurons.
+uint64_t scratch_bytes(const ModelShape& s, int64_t T) {
+  const int64_t n_ff = s.max_n_ff(), widest = std::max({n_ff, s.n_embd, s.n_head * s.head_dim});
+  return f32_bytes(2 * T * n_ff) + 2 * static_cast<uint64_t>(T * widest) + f32_bytes(8 * n_ff + 128 * s.n_embd);
+}
+
+}  // namespace
+
+SparsityRule parse_sparsity_rule(std::string_view name) {
+  for (const SparsityRule r : {SparsityRule::off, SparsityRule::exact, SparsityRule::predict, SparsityRule::auto_}) {
+    if (name == to_string(r)) return r;
+  }
+  fail("unknown sparsity mode '{}'; expected off, exact, predict or auto", name);
+}
+
+const char* to_string(SparsityRule rule) {
+  switch (rule) {
+    case SparsityRule::off:
+      return "off";
+    case SparsityRule::exact:
+      return "exact";
+    case SparsityRule::predict:
+      return "predict";
+    case SparsityRule::auto_:
+      return "auto";
+  }
+  return "?";
+}
+
+uint64_t GpuBytes::fixed() const {
+  return context + margin + staging + activations + scratch + norms;
+}
+uint64_t GpuBytes::total() const {
+  return fixed() + attention + kv_cache + gates + up_down + predictors + embedding + output;
+}
+
+Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request)
+    : shape_(std::move(shape)), frequencies_(std::move(frequencies)), request_(request) {
+  HEARTH_CHECK(frequencies_.p.size() == shape_.layers.size());
+  const CostModel& c = request_.cost;
+  for (const double b : {c.gpu_bandwidth, c.cpu_bandwidth, c.pcie_bandwidth}) {
+    if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
+  }
+  check_context();
+  fixed_ = fixed_bytes();
+  build_classes();
+}
+
+void Planner::check_context() {
+  PlanRequest& r = request_;
+  if (r.n_ctx < 0) fail("the context length is {}, expected 1 or more (0 = the model's)", r.n_ctx);
+  if (r.n_ctx == 0) r.n_ctx = std::min(shape_.n_ctx_train, kDefaultContext);
+  if (shape_.learned_positions && r.n_ctx > shape_.n_ctx_train) {
+    fail("a context of {} was asked for, and this model has learned positions for {}; use -c {} or less", r.n_ctx,
+         shape_.n_ctx_train, shape_.n_ctx_train);
+  }
+  if (r.n_batch < 1) fail("the batch size is {}, expected 1 or more", r.n_batch);
+  r.n_batch = std::min(r.n_batch, r.n_ctx);
+  n_kv_ = r.expected_context > 0 ? std::min(r.expected_context, r.n_ctx) : (r.n_ctx + 1) / 2;
+}
+
+GpuBytes Planner::fixed_bytes() const {
+  GpuBytes b;
+  b.context = request_.reserve.context_bytes;
+  b.margin = request_.reserve.margin_bytes;
+  b.staging = request_.reserve.staging_bytes;
+  b.activations = activation_bytes(shape_, request_.n_batch);
+  b.scratch = scratch_bytes(shape_, request_.n_batch) + request_.reserve.workspace_bytes;
+  b.norms = shape_.small_bytes + 4 * request_.reserve.alignment;
+  for (const LayerShape& l : shape_.layers) b.norms += l.small_bytes + 12 * request_.reserve.alignment;
+  return b;
+}
+
+uint64_t Planner::embedding_gpu_bytes(bool embedding, bool output) const {
+  const uint64_t slack = 2 * request_.reserve.alignment;
+  if (shape_.tied_head) return output ? shape_.embedding_bytes + slack : 0;
+  return (embedding ? shape_.embedding_bytes + slack : 0) + (output ? shape_.output_bytes + slack : 0);
+}
+
+double Planner::head_seconds(bool embedding, bool output) const {
+  const CostModel& c = request_.cost;
+  const auto bytes = static_cast<double>(shape_.output_bytes);
+  const double head =
+      output ? c.head_kernels * c.kernel_seconds + c.gpu_dense(bytes) : c.handoff_seconds + c.cpu_dense(bytes);
+  return head + (embedding ? 0 : c.host_embedding_seconds);
+}
+
+void Planner::build_classes() {
+  for (size_t l = 0; l < shape_.layers.size(); ++l) {
+    costs_.emplace_back(shape_.layers[l], frequencies_.p[l], request_.cost, request_.reserve, request_.n_ctx, n_kv_);
+    choices_.push_back(costs_[l].choices(request_.sparsity, shape_.sparse_family));
+    ChoiceClass c;
+    c.reserve(choices_[l].size());
+    for (uint32_t i = 0; i < choices_[l].size(); ++i) {
+      c.push_back({costs_[l].gpu_bytes(choices_[l][i]), costs_[l].seconds(choices_[l][i]), i});
+    }
+    keep_pareto(c);
+    classes_.push_back(std::move(c));
+  }
+  ChoiceClass head;
+  for (uint32_t i = 0; i < 4; ++i) {  // bit 0: embedding, bit 1: output head
+    const bool embedding = (i & 1) != 0, output = (i & 2) != 0;
+    if (shape_.tied_head && embedding != output) continue;
+    head.push_back({embedding_gpu_bytes(embedding, output), head_seconds(embedding, output), i});
+  }
+  keep_pareto(head);
+  classes_.push_back(std::move(head));
+}
+
+uint64_t Planner::largest_useful_budget() const {
+  uint64_t sum = fixed_.total();
+  for (const ChoiceClass& c : classes_) sum += c.back().bytes;
+  return sum;
+}
+
+Planner::Picked Planner::pick_cpu_only() const {
+  Picked p;
+  p.gpu = false;
+  p.seconds = request_.cost.cpu_dense(static_cast<double>(shape_.output_bytes));
+  for (const LayerCosts& c : costs_) {
+    LayerChoice best;
+    double fastest = std::numeric_limits<double>::infinity();
+    for (const Selection s : c.selections(request_.sparsity, shape_.sparse_family)) {
+      if (c.seconds_cpu_only(s) < fastest) fastest = c.seconds_cpu_only(s), best.selection = s;
+    }
+    p.layers.push_back(best);
+    p.seconds += fastest;
+  }
+  p.bound = p.seconds;
+  return p;
+}
+
+Planner::Picked Planner::pick(uint64_t vram_budget) const {
+  if (vram_budget == 0) return pick_cpu_only();
+  const uint64_t fixed = fixed_.total();
+  const auto result = vram_budget >= fixed ? solve_knapsack(classes_, vram_budget - fixed) : std::nullopt;
+  if (!result) {
+    fail(
+        "a budget of {:.2f} GiB is too small: context, margin, buffers for a batch of {} and norms need {:.2f} GiB; "
+        "use --vram-budget {:.2f} or more, a smaller batch (-b), or --vram-budget 0 to run on the CPU alone",
+        gib(vram_budget), request_.n_batch, gib_up(fixed), gib_up(fixed));
+  }
+  Picked p;
+  for (size_t l = 0; l < costs_.size(); ++l) p.layers.push_back(choices_[l][result->ids[l]]);
+  p.embedding_gpu = (result->ids.back() & 1) != 0;
+  p.output_gpu = (result->ids.back() & 2) != 0;
+  p.seconds = result->seconds + request_.cost.token_seconds;
+  p.bound = result->bound + request_.cost.token_seconds;
+  // Hand-offs can cost more than a small budget saves.
+  Picked cpu = pick_cpu_only();
+  if (cpu.seconds <= p.seconds) {
+    cpu.bound = std::min(cpu.seconds, p.bound);
+    return cpu;
+  }
+  return p;
+}
+
+LayerReport Planner::report_layer(size_t l, const Picked& picked) const {
+  const LayerCosts& c = costs_[l];
+  LayerReport r;
+  r.choice = picked.layers[l];
+  r.n_ff = shape_.layers[l].n_ff;
+  r.activations = c.activations();
+  r.hot_activations = c.hot_activations(r.choice);
+  r.attention = c.attention_traffic(r.choice);
+  r.ffn = c.ffn_traffic(r.choice);
+  r.gpu_bytes = picked.gpu ? c.gpu_bytes(r.choice) : 0;
+  r.seconds = picked.gpu ? c.seconds(r.choice) : c.seconds_cpu_only(r.choice.selection);
+  return r;
+}
+
+// GPU bytes by purpose, and what stays on the host.
+void Planner::account(const Picked& picked, Plan& plan) const {
+  GpuBytes& g = plan.gpu;
+  if (picked.gpu) g = fixed_;
+  plan.host_bytes = shape_.weight_bytes() + request_.reserve.staging_bytes;
+  const auto on_gpu = [&](uint64_t& item, uint64_t bytes) {
+    item += bytes;
+    plan.host_bytes -= std::min(plan.host_bytes, bytes);
+  };
+  for (size_t l = 0; l < picked.layers.size(); ++l) {
+    const LayerChoice& c = picked.layers[l];
+    const LayerShape& s = shape_.layers[l];
+    const uint64_t all = plan.layers[l].gpu_bytes, kv = picked.gpu ? costs_[l].kv_gpu_bytes(c) : 0;
+    const uint64_t up_down = static_cast<uint64_t>(c.hot) * s.up_down_bytes;
+    const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
+    const bool predictor = c.selection == Selection::predictor && c.predictor == Where::gpu;
+    const uint64_t predictors = predictor ? s.predictor_bytes + 2 * request_.reserve.alignment : 0;
+    g.kv_cache += kv;
+    plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
+    if (c.selection == Selection::predictor && !predictor) plan.host_bytes += s.predictor_bytes;
+    g.predictors += predictors;
+    on_gpu(g.attention, attention);
+    on_gpu(g.up_down, up_down);
+    on_gpu(g.gates, all - kv - up_down - attention - predictors);
+  }
+  if (shape_.tied_head) {
+    on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu));
+  } else {
+    on_gpu(g.embedding, embedding_gpu_bytes(picked.embedding_gpu, false));
+    on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu));
+  }
+}
+
+engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget) const {
+  engine::Placement p;
+  p.model_fingerprint = shape_.fingerprint;
+  p.n_ctx = request_.n_ctx, p.n_batch = request_.n_batch;
+  p.vram_budget = vram_budget;
+  p.embedding = picked.embedding_gpu ? Where::gpu : Where::cpu;
+  p.output = picked.output_gpu ? Where::gpu : Where::cpu;
+  for (size_t l = 0; l < picked.layers.size(); ++l) {
+    const LayerChoice& c = picked.layers[l];
+    const std::vector<int32_t>& order = costs_[l].order();
+    engine::LayerPlacement layer;
+    layer.attention = c.attention, layer.selection = c.selection, layer.predictor = c.predictor;
+    layer.gpu_bucket.assign(order.begin(), order.begin() + c.hot);
+    layer.gpu_gates.assign(order.begin() + c.hot, order.begin() + c.gates);
+    std::sort(layer.gpu_bucket.begin(), layer.gpu_bucket.end());
+    std::sort(layer.gpu_gates.begin(), layer.gpu_gates.end());
+    p.layers.push_back(std::move(layer));
+  }
+  return p;
+}
+
+Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
+  Plan plan;
+  plan.seconds = picked.seconds, plan.bound = picked.bound, plan.n_kv = n_kv_;
+  double activations = 0, hot = 0, neurons = 0;
+  for (size_t l = 0; l < picked.layers.size(); ++l) {
+    plan.layers.push_back(report_layer(l, picked));
+    const LayerReport& r = plan.layers.back();
+    activations += r.activations, hot += r.hot_activations, neurons += static_cast<double>(r.n_ff);
+    plan.traffic += r.attention;
+    plan.traffic += r.ffn;
+  }
+  (picked.output_gpu ? plan.traffic.gpu_dense : plan.traffic.cpu_dense) += static_cast<double>(shape_.output_bytes);
+  plan.hit_rate = activations > 0 ? hot / activations : 0;
+  plan.density = activations / neurons;
+  account(picked, plan);
+  plan.placement = placement(picked, vram_budget);
+  if (picked.gpu) {
+    const GpuBytes& g = plan.gpu;
+    plan.placement.planned = {{Purpose::weights, g.norms + g.attention + g.gates + g.up_down + g.embedding + g.output},
+                              {Purpose::kv_cache, g.kv_cache},
+                              {Purpose::activations, g.activations},
+                              {Purpose::scratch, g.scratch + g.staging},
+                              {Purpose::predictor, g.predictors},
+                              {Purpose::context, g.context + g.margin}};
+    HEARTH_CHECK(g.total() == plan.placement.planned_bytes() && g.total() <= vram_budget, "{} of {}", g.total(),
+                 vram_budget);
+  }
+  return plan;
+}
+
+void Planner::check_host_memory(const Plan& plan) const {
+  if (request_.host_memory == 0 || plan.host_bytes <= request_.host_memory) return;
+  uint64_t token_bytes = 0;  // of cache on the host, per position of the context
+  for (size_t l = 0; l < plan.layers.size(); ++l) {
+    if (plan.layers[l].choice.attention == Where::cpu) token_bytes += shape_.layers[l].kv_token_bytes;
+  }
+  const uint64_t excess = plan.host_bytes - request_.host_memory;
+  const uint64_t fewer = token_bytes > 0 ? (excess + token_bytes - 1) / token_bytes : 0;
+  const auto n_ctx = static_cast<uint64_t>(request_.n_ctx);
+  if (fewer > 0 && fewer < n_ctx) {
+    fail(
+        "a context of {} does not fit: {:.2f} GiB of host memory would be needed and {:.2f} GiB may be used; "
+        "use -c {} or less, or a larger --vram-budget",
+        n_ctx, gib_up(plan.host_bytes), gib(request_.host_memory), n_ctx - fewer);
+  }
+  fail(
+      "the model does not fit: what is not on the GPU takes {:.2f} GiB of host memory and {:.2f} GiB may be used; "
+      "use a --vram-budget larger by {:.2f} GiB, or a smaller quantisation",
+      gib_up(plan.host_bytes), gib(request_.host_memory), gib_up(excess));
+}
+
+Plan Planner::plan(uint64_t vram_budget) const {
+  Plan p = report(pick(vram_budget), vram_budget);
+  check_host_memory(p);
+  return p;
+}
+
+}  // namespace hearth::offline

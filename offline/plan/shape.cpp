@@ -1,0 +1,122 @@
+#include "offline/plan/shape.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace hearth::offline {
+namespace {
+
+uint64_t bytes_of(const Matrix& m) {
+  return m ? m.bytes() : 0;
+}
+uint64_t bytes_of(const Vector& v) {
+  return static_cast<uint64_t>(v.n) * sizeof(float);
+}
+uint64_t bias_bytes(const Vector& v) {
+  return v ? sizeof(float) : 0;
+}
+
+uint64_t predictor_bytes(const gguf::File* file, size_t layer) {
+  if (file == nullptr) return 0;
+  uint64_t sum = 0;
+  for (const char* name : {"fc1", "fc2"}) {
+    const auto* t = file->find_tensor(fmt::format("blk.{}.{}.weight", layer, name));
+    if (t == nullptr) return 0;
+    sum += t->bytes;
+  }
+  return sum;
+}
+
+LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
+  LayerShape l;
+  l.n_ff = w.ffn.n();
+  for (const Matrix* m : {&w.wq, &w.wk, &w.wv, &w.wo}) l.attention_bytes += bytes_of(*m);
+  for (const Vector* v : {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight,
+                          &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.ffn_down_bias}) {
+    l.small_bytes += bytes_of(*v);
+  }
+  l.kv_token_bytes = static_cast<uint64_t>(2 * c.n_head_kv * c.head_dim) * sizeof(f16_t);
+  l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
+  l.by_neuron = static_cast<bool>(w.ffn.down_t) || !is_quantized(w.ffn.down.type);
+  const Matrix& down = w.ffn.down_t ? w.ffn.down_t : w.ffn.down;
+  l.up_down_bytes = down.bytes() / static_cast<uint64_t>(l.n_ff);
+  if (w.ffn.up) l.up_down_bytes += w.ffn.up.row_size() + bias_bytes(w.ffn.up_bias);
+  return l;
+}
+
+}  // namespace
+
+uint64_t ModelShape::weight_bytes() const {
+  uint64_t sum = small_bytes + embedding_bytes + (tied_head ? 0 : output_bytes);
+  for (const LayerShape& l : layers) sum += l.attention_bytes + l.small_bytes + l.ffn_bytes();
+  return sum;
+}
+
+int64_t ModelShape::max_n_ff() const {
+  int64_t most = 0;
+  for (const LayerShape& l : layers) most = std::max(most, l.n_ff);
+  return most;
+}
+
+ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar) {
+  const model::Config& c = model.config();
+  const model::Weights& w = model.weights();
+  ModelShape s;
+  s.name = c.name, s.fingerprint = model::fingerprint(model.file()), s.type_name = model.type_name();
+  s.n_embd = c.n_embd, s.n_vocab = w.tok_embd.rows, s.n_ctx_train = c.n_ctx_train;
+  s.n_head = c.n_head, s.n_head_kv = c.n_head_kv, s.head_dim = c.head_dim;
+  s.learned_positions = static_cast<bool>(w.pos_embd);
+  s.sparse_family = c.ffn.sparse();
+  s.quantized = model.quantized();
+  s.tied_head = model.tied_head();
+  s.embedding_bytes = bytes_of(w.tok_embd) + bytes_of(w.pos_embd);
+  s.output_bytes = bytes_of(w.output);
+  s.small_bytes =
+      bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
+  const gguf::File* sidecar_file = sidecar != nullptr ? sidecar->file.get() : nullptr;
+  for (size_t i = 0; i < w.layers.size(); ++i) {
+    LayerShape l = layer_shape(c, w.layers[i]);
+    l.predictor_bytes = predictor_bytes(sidecar_file, i);
+    if (l.predictor_bytes == 0) l.predictor_bytes = predictor_bytes(&model.file(), i);
+    s.layers.push_back(l);
+  }
+  return s;
+}
+
+Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar) {
+  const bool measured = sidecar != nullptr && sidecar->has_statistics();
+  if (!measured) return uniform_frequencies(shape, shape.sparse_family ? kAssumedDensity : 1.0);
+  Frequencies f;
+  f.known = true;
+  f.source = fmt::format("{}, {} tokens", sidecar->statistics.source, sidecar->statistics.tokens);
+  for (size_t l = 0; l < shape.layers.size(); ++l) f.p.push_back(sidecar->statistics.frequencies(l));
+  return f;
+}
+
+Frequencies uniform_frequencies(const ModelShape& shape, double density) {
+  Frequencies f;
+  f.source = density < 1 ? fmt::format("no profile: every neuron is taken to be active for {:.0f} % of the tokens",
+                                       100 * density)
+                         : "every neuron is active for every token";
+  for (const LayerShape& l : shape.layers) f.p.emplace_back(static_cast<size_t>(l.n_ff), density);
+  return f;
+}
+
+Frequencies typical_frequencies(const ModelShape& shape, double density) {
+  constexpr double decay = 6.04;  // (1 - e^(-0.26 decay)) / (1 - e^(-decay)) = 0.8
+  Frequencies f;
+  f.source = "typical of ReLU models: 26 % of the neurons make 80 % of the activations";
+  for (const LayerShape& l : shape.layers) {
+    std::vector<double> p(static_cast<size_t>(l.n_ff));
+    const double top = density * decay / (1 - std::exp(-decay));
+    for (size_t i = 0; i < p.size(); ++i) {
+      p[i] = std::min(1.0, top * std::exp(-decay * (static_cast<double>(i) + 0.5) / static_cast<double>(p.size())));
+    }
+    f.p.push_back(std::move(p));
+  }
+  return f;
+}
+
+}  // namespace hearth::offline

@@ -1,0 +1,61 @@
+#pragma once
+// The sizes a plan is made of: every tensor's bytes, from headers alone.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/model.h"
+#include "model/sidecar.h"
+
+namespace hearth::offline {
+
+struct LayerShape {
+  int64_t n_ff = 0;
+  uint64_t attention_bytes = 0;  // wq, wk, wv, wo
+  uint64_t kv_token_bytes = 0;   // keys and values of one position
+  uint64_t small_bytes = 0;      // norms and biases, other than the neurons'
+  uint64_t gate_bytes = 0;       // of one neuron: gate row and its bias
+  uint64_t up_down_bytes = 0;    // of one neuron: up row, its bias, down row
+  uint64_t predictor_bytes = 0;  // fc1 and fc2; 0 = there is no predictor
+  // False where `down` is quantised and not transposed: its neurons cannot be told apart, so the FFN is dense and on
+  // one side.
+  bool by_neuron = true;
+  uint64_t neuron_bytes() const { return gate_bytes + up_down_bytes; }
+  uint64_t ffn_bytes() const { return neuron_bytes() * static_cast<uint64_t>(n_ff); }
+};
+
+struct ModelShape {
+  std::string name, fingerprint, type_name;
+  int64_t n_embd = 0, n_vocab = 0, n_ctx_train = 0;
+  int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
+  bool learned_positions = false;  // the context cannot exceed n_ctx_train
+  bool sparse_family = true;       // inactive neurons are exactly zero
+  bool quantized = false;
+  bool tied_head = false;
+  uint64_t embedding_bytes = 0;  // token embedding and learned positions
+  uint64_t output_bytes = 0;     // the head; with tied_head the same tensor as the embedding
+  uint64_t small_bytes = 0;      // output norm and bias, RoPE frequencies
+  std::vector<LayerShape> layers;
+
+  uint64_t weight_bytes() const;  // all tensors, a tied head counted once, predictors not counted
+  int64_t max_n_ff() const;
+};
+
+// Predictors are looked for in the model's own file (PowerInfer's fc1, fc2) and in the sidecar.
+ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar);
+
+// How often each neuron of each layer is active.
+struct Frequencies {
+  std::vector<std::vector<double>> p;  // [n_layer][n_ff], in [0, 1]
+  bool known = false;                  // false: uniform, nothing was measured
+  std::string source;                  // in words
+};
+Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar);
+// The same for every neuron: what is assumed of a ReLU model without a profile, and 1 for the other families.
+Frequencies uniform_frequencies(const ModelShape& shape, double density);
+// A published shape of activations: 26 % of the neurons make 80 % of them (PowerInfer, SOSP'24). Says what profiling
+// may gain.
+Frequencies typical_frequencies(const ModelShape& shape, double density);
+constexpr double kAssumedDensity = 0.15;
+
+}  // namespace hearth::offline

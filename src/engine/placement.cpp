@@ -1,0 +1,91 @@
+#include "engine/placement.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/error.h"
+
+namespace hearth::engine {
+namespace {
+
+void check_ids(const std::vector<int32_t>& ids, const char* list, size_t layer, int64_t n_ff) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= n_ff) {
+      fail("the plan's {} of layer {} names neuron {}, expected 0 to {}; plan again", list, layer, ids[i], n_ff - 1);
+    }
+    if (i > 0 && ids[i] <= ids[i - 1]) {
+      fail("the plan's {} of layer {} is not ascending at neuron {}; plan again", list, layer, ids[i]);
+    }
+  }
+}
+
+void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
+  check_ids(l.gpu_bucket, "gpu_bucket", layer, n_ff);
+  check_ids(l.gpu_gates, "gpu_gates", layer, n_ff);
+  std::vector<int32_t> both;
+  std::set_intersection(l.gpu_bucket.begin(), l.gpu_bucket.end(), l.gpu_gates.begin(), l.gpu_gates.end(),
+                        std::back_inserter(both));
+  if (!both.empty()) {
+    fail("the plan has neuron {} of layer {} in gpu_bucket and in gpu_gates; plan again", both.front(), layer);
+  }
+  if (!l.gpu_gates.empty() && l.selection != Selection::gate) {
+    fail("the plan has lone gate rows in layer {}, which selects its neurons by '{}'; plan again", layer,
+         to_string(l.selection));
+  }
+}
+
+}  // namespace
+
+const char* to_string(Where where) {
+  return where == Where::gpu ? "gpu" : "cpu";
+}
+
+const char* to_string(Selection selection) {
+  switch (selection) {
+    case Selection::all:
+      return "all";
+    case Selection::gate:
+      return "gate";
+    case Selection::predictor:
+      return "predictor";
+  }
+  return "?";
+}
+
+uint64_t Placement::planned_bytes() const {
+  uint64_t sum = 0;
+  for (const MemoryUse& use : planned) sum += use.bytes;
+  return sum;
+}
+
+std::vector<int32_t> Placement::cpu_rows(size_t layer, int64_t n_ff) const {
+  const std::vector<int32_t>& hot = layers[layer].gpu_bucket;
+  std::vector<int32_t> cold;
+  cold.reserve(static_cast<size_t>(n_ff) - hot.size());
+  size_t next = 0;
+  for (int32_t id = 0; id < n_ff; ++id) {
+    if (next < hot.size() && hot[next] == id)
+      ++next;
+    else
+      cold.push_back(id);
+  }
+  return cold;
+}
+
+void check_placement(const Placement& p, const model::Config& c, const std::string& model_fingerprint) {
+  if (p.model_fingerprint != model_fingerprint) {
+    fail("the plan was made for another model (fingerprint {}, expected {}); make one with `hearth plan`",
+         p.model_fingerprint, model_fingerprint);
+  }
+  if (static_cast<int64_t>(p.layers.size()) != c.n_layer) {
+    fail("the plan has {} layers and the model {}; plan again", p.layers.size(), c.n_layer);
+  }
+  if (p.n_ctx < 1 || p.n_batch < 1)
+    fail("the plan is for a context of {} and a batch of {}; plan again", p.n_ctx, p.n_batch);
+  for (size_t l = 0; l < p.layers.size(); ++l) check_layer(p.layers[l], l, c.n_ff);
+  if (p.planned_bytes() > p.vram_budget) {
+    fail("the plan uses {} bytes of GPU memory and its budget is {}; plan again", p.planned_bytes(), p.vram_budget);
+  }
+}
+
+}  // namespace hearth::engine

@@ -1,0 +1,59 @@
+#pragma once
+// Where every part of a model lives, as data: made by the planner (offline/plan), obeyed by loading to the byte.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "model/config.h"
+
+namespace hearth::engine {
+
+enum class Where { cpu, gpu };
+const char* to_string(Where where);
+
+// How the neurons that a token needs are found in one layer.
+enum class Selection {
+  all,        // every neuron is computed (dense)
+  gate,       // every gate row is evaluated where it lives; up and down of the active ones (exact)
+  predictor,  // gate rows of the predicted neurons alone; up and down where the gate confirms
+};
+const char* to_string(Selection selection);
+
+// One layer. A neuron is in exactly one state:
+//   in gpu_bucket   gate, up and down rows on the GPU (hot)
+//   in gpu_gates    gate row on the GPU, up and down on the CPU: the GPU sends ids and gate values, no miss is possible
+//   in neither      all rows on the CPU (cold)
+struct LayerPlacement {
+  Where attention = Where::cpu;  // wq, wk, wv, wo, their biases, and the layer's KV cache
+  Selection selection = Selection::gate;
+  Where predictor = Where::cpu;     // of fc1, fc2; only with Selection::predictor
+  std::vector<int32_t> gpu_bucket;  // ascending original ids; row k of the GPU's pack is neuron gpu_bucket[k]
+  std::vector<int32_t> gpu_gates;   // ascending original ids, disjoint from gpu_bucket
+  bool operator==(const LayerPlacement&) const = default;
+
+  // All of the layer's neurons are hot: no hand-off to the CPU is needed.
+  bool ffn_on_gpu(int64_t n_ff) const { return static_cast<int64_t>(gpu_bucket.size()) == n_ff; }
+};
+
+struct Placement {
+  std::string model_fingerprint;  // model::fingerprint() of the file it was made for
+  int64_t n_ctx = 0, n_batch = 0;
+  uint64_t vram_budget = 0;      // bytes the plan may use
+  Where embedding = Where::cpu;  // token embedding; with a tied head on the GPU it is there too
+  Where output = Where::cpu;     // output norm and head
+  std::vector<LayerPlacement> layers;
+  std::vector<MemoryUse> planned;  // bytes of GPU memory by purpose, context and margin included
+
+  bool uses_gpu() const { return !planned.empty(); }
+  uint64_t planned_bytes() const;
+  // The neurons of a layer that are not hot, ascending: their up and down rows live in host memory, and the gate rows
+  // of those outside gpu_gates.
+  std::vector<int32_t> cpu_rows(size_t layer, int64_t n_ff) const;
+};
+
+// Throws Error saying what is wrong: made for another model, a list of ids that is not ascending or out of range, a
+// neuron in two states, more bytes than its own budget.
+void check_placement(const Placement& placement, const model::Config& config, const std::string& model_fingerprint);
+
+}  // namespace hearth::engine
