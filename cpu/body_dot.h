@@ -36,7 +36,9 @@ struct WeightQ4_0 {
 };
 constexpr int kBlockVectors = kBlock / kW;
 template <typename W>
-concept InBlocks = requires { W::kBytes; };
+concept InBlocks = requires {
+  W::kBytes;
+};
 
 HEARTH_SIMD Q8Row q8_row(const void* row, int64_t n) {
   const int64_t blocks = n_blocks(n);
@@ -61,8 +63,8 @@ HEARTH_SIMD void prefetch_rows(const RowsView& rows, int64_t r) {
 
 // R rows times T tokens. Each sum has one accumulator that runs over the columns in order, whatever R and T are.
 template <typename W, int R, int T>
-  requires(!InBlocks<W>)
-HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride, float* y, int64_t y_stride) {
+requires(!InBlocks<W>) HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x,
+                                                 size_t x_stride, float* y, int64_t y_stride) {
   using Element = typename W::Element;
   F acc[R][T];
 #pragma GCC unroll 4
@@ -101,8 +103,8 @@ HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* 
 }
 
 template <typename W, int R, int T>
-  requires InBlocks<W>
-HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride, float* y, int64_t y_stride) {
+requires InBlocks<W> HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride,
+                                               float* y, int64_t y_stride) {
   F8 acc[R][T];
   Q8Row xs[T];
 #pragma GCC unroll 4
@@ -132,16 +134,24 @@ HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* 
 
 // R rows times any number of tokens, four at a time.
 template <typename W, int R>
-HEARTH_SIMD void dot_group(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride, int64_t T, float* y,
-                           int64_t y_stride) {
+HEARTH_SIMD void dot_group(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride, int64_t T,
+                           float* y, int64_t y_stride) {
   for (int64_t t = 0; t < T; t += 4) {
     const uint8_t* xt = x + static_cast<size_t>(t) * x_stride;
     float* yt = y + t * y_stride;
     switch (T - t) {
-      case 1: dot_tile<W, R, 1>(w, cols, xt, x_stride, yt, y_stride); break;
-      case 2: dot_tile<W, R, 2>(w, cols, xt, x_stride, yt, y_stride); break;
-      case 3: dot_tile<W, R, 3>(w, cols, xt, x_stride, yt, y_stride); break;
-      default: dot_tile<W, R, 4>(w, cols, xt, x_stride, yt, y_stride); break;
+      case 1:
+        dot_tile<W, R, 1>(w, cols, xt, x_stride, yt, y_stride);
+        break;
+      case 2:
+        dot_tile<W, R, 2>(w, cols, xt, x_stride, yt, y_stride);
+        break;
+      case 3:
+        dot_tile<W, R, 3>(w, cols, xt, x_stride, yt, y_stride);
+        break;
+      default:
+        dot_tile<W, R, 4>(w, cols, xt, x_stride, yt, y_stride);
+        break;
     }
   }
 }
@@ -172,8 +182,7 @@ void dot_rows(RowsView rows, int64_t cols, const void* x, size_t x_stride, int64
 
 // acc += R rows with factors v, one row after the other.
 template <typename W, int R>
-  requires(!InBlocks<W>)
-HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
+requires(!InBlocks<W>) HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
   using Element = typename W::Element;
   F factor[R];
   for (int r = 0; r < R; ++r) factor[r] = set1(v[r]);
@@ -193,8 +202,7 @@ HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* 
 }
 
 template <typename W, int R>
-  requires InBlocks<W>
-HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
+requires InBlocks<W> HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     F a[kBlockVectors];
 #pragma GCC unroll 8
@@ -229,8 +237,7 @@ void axpy_rows(RowsView rows, int64_t cols, const float* v, float* acc) {
 }
 
 template <typename W>
-  requires(!InBlocks<W>)
-void to_float(const void* row, float* out, int64_t n) {
+requires(!InBlocks<W>) void to_float(const void* row, float* out, int64_t n) {
   const auto* w = static_cast<const typename W::Element*>(row);
   int64_t c = 0;
   for (; c + kW <= n; c += kW) store(out + c, W::get(w + c));
@@ -238,7 +245,7 @@ void to_float(const void* row, float* out, int64_t n) {
 }
 
 template <typename W>
-  requires InBlocks<W>
+requires InBlocks<W>
 void to_float(const void* row, float* out, int64_t n) {
   for (int64_t b = 0; b < n / kBlock; ++b) {
     const uint8_t* block = static_cast<const uint8_t*>(row) + b * W::kBytes;

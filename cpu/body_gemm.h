@@ -31,11 +31,13 @@ void pack_rows(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t 
 }
 
 // The place of (k, c) in panels of kc rows.
-HEARTH_SIMD float* in_panel(float* out, int64_t kc, int64_t k, int64_t c) { return out + (c / kNr * kc + k) * kNr + c % kNr; }
+HEARTH_SIMD float* in_panel(float* out, int64_t kc, int64_t k, int64_t c) {
+  return out + (c / kNr * kc + k) * kNr + c % kNr;
+}
 
 template <typename W>
-  requires(!InBlocks<W>)
-void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols, float* out) {
+requires(!InBlocks<W>) void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0,
+                                      int64_t n_cols, float* out) {
   const int64_t padded = (n_cols + kNr - 1) / kNr * kNr;
   for (int64_t k = 0; k < kc; ++k) {
     const uint8_t* row = static_cast<const uint8_t*>(w) + static_cast<size_t>(k0 + k) * row_bytes;
@@ -49,7 +51,7 @@ void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t 
 }
 
 template <typename W>
-  requires InBlocks<W>
+requires InBlocks<W>
 void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols, float* out) {
   for (int64_t k = 0; k < kc; ++k) {
     const uint8_t* row = static_cast<const uint8_t*>(w) + static_cast<size_t>(k0 + k) * row_bytes;

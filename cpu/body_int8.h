@@ -1,8 +1,8 @@
 // Quantised matrix products in integers (VNNI). Part of kernels_avx512.cpp.
 //
-// A panel holds kNr rows, block by block: 32 scales, then the weights as unsigned bytes [8][kNr][4], so that one instruction
-// multiplies four consecutive columns of 16 rows with four activations. The unsigned form is w + 128 (q8_0) or w + 8 (q4_0); the
-// products start from what that adds, which the activations bring along (Q8Row::total).
+// A panel holds kNr rows, block by block: 32 scales, then the weights as unsigned bytes [8][kNr][4], so that one
+// instruction multiplies four consecutive columns of 16 rows with four activations. The unsigned form is w + 128 (q8_0)
+// or w + 8 (q4_0); the products start from what that adds, which the activations bring along (Q8Row::total).
 
 struct Int8Block {
   float scale[kNr];
@@ -10,12 +10,16 @@ struct Int8Block {
 };
 constexpr int kInt8Tokens = 6;  // 6 x 2 accumulators in integers and as many in floats
 
-size_t int8_panel_bytes(int64_t cols) { return static_cast<size_t>(n_blocks(cols)) * sizeof(Int8Block); }
+size_t int8_panel_bytes(int64_t cols) {
+  return static_cast<size_t>(n_blocks(cols)) * sizeof(Int8Block);
+}
 
 HEARTH_SIMD __m256i unsigned_bytes(WeightQ8_0, const uint8_t* block) {
   return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 2)), _mm256_set1_epi8(-128));
 }
-HEARTH_SIMD __m256i unsigned_bytes(WeightQ4_0, const uint8_t* block) { return load_q4_0(block + 2).w; }
+HEARTH_SIMD __m256i unsigned_bytes(WeightQ4_0, const uint8_t* block) {
+  return load_q4_0(block + 2).w;
+}
 
 template <typename W>
 void int8_pack_rows(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t cols, void* panel) {
@@ -53,8 +57,8 @@ void int8_pack_rows(const void* w, size_t row_bytes, int64_t r0, int n_rows, int
 
 // M tokens times the rows of the panel.
 template <int M, int Offset>
-HEARTH_SIMD void int8_tile(const Int8Block* panel, int64_t blocks, const uint8_t* x, size_t x_stride, float* y, int64_t y_stride,
-                           int n, bool add_to_y) {
+HEARTH_SIMD void int8_tile(const Int8Block* panel, int64_t blocks, const uint8_t* x, size_t x_stride, float* y,
+                           int64_t y_stride, int n, bool add_to_y) {
   F acc[M][2];
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) acc[i][0] = acc[i][1] = zero();
@@ -97,12 +101,12 @@ HEARTH_SIMD void int8_tile(const Int8Block* panel, int64_t blocks, const uint8_t
 }
 
 template <int Offset>
-void int8_gemm(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride, int n,
-               bool add_to_y) {
+void int8_gemm(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride,
+               int n, bool add_to_y) {
   const auto* blocks = static_cast<const Int8Block*>(panel);
   const auto tile = [&]<int M>(int64_t t) __attribute__((always_inline)) {
-    int8_tile<M, Offset>(blocks, n_blocks(cols), static_cast<const uint8_t*>(x) + static_cast<size_t>(t) * x_stride, x_stride,
-                         y + t * y_stride, y_stride, n, add_to_y);
+    int8_tile<M, Offset>(blocks, n_blocks(cols), static_cast<const uint8_t*>(x) + static_cast<size_t>(t) * x_stride,
+                         x_stride, y + t * y_stride, y_stride, n, add_to_y);
   };
   int64_t t = 0;
   for (; t + kInt8Tokens <= T; t += kInt8Tokens) tile.template operator()<kInt8Tokens>(t);

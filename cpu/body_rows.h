@@ -7,8 +7,12 @@ HEARTH_SIMD void for_vectors(int64_t n, Op op) {
   for (; i + kW <= n; i += kW) op(i, kW);
   if (i < n) op(i, static_cast<int>(n - i));
 }
-HEARTH_SIMD F get(const float* p, int n) { return n == kW ? load(p) : load_n(p, n); }
-HEARTH_SIMD void put(float* p, F x, int n) { n == kW ? store(p, x) : store_n(p, x, n); }
+HEARTH_SIMD F get(const float* p, int n) {
+  return n == kW ? load(p) : load_n(p, n);
+}
+HEARTH_SIMD void put(float* p, F x, int n) {
+  n == kW ? store(p, x) : store_n(p, x, n);
+}
 
 // e^x with a relative error below 3e-7 on [-87, 88]; 0 below, e^88 above; NaN stays NaN.
 // x = n ln 2 + r, |r| <= ln 2 / 2; the polynomial is Cephes' expf (minimax, degree 7).
@@ -42,61 +46,73 @@ HEARTH_SIMD F erf(F x) {
 
 HEARTH_SIMD F activate_vector(int act, F threshold, F z) {
   switch (act) {
-    case 0: return if_greater(z, zero(), z, zero());                         // relu
-    case 1: return if_greater(z, threshold, z, zero());                      // fat_relu
-    case 2: return if_greater(z, zero(), mul(z, z), zero());                 // relu2
-    case 3: return div(z, add(set1(1.0f), exp(sub(zero(), z))));             // silu
-    default: return mul(mul(set1(0.5f), z), add(set1(1.0f), erf(mul(z, set1(0.70710678118654752f)))));  // gelu
+    case 0:
+      return if_greater(z, zero(), z, zero());  // relu
+    case 1:
+      return if_greater(z, threshold, z, zero());  // fat_relu
+    case 2:
+      return if_greater(z, zero(), mul(z, z), zero());  // relu2
+    case 3:
+      return div(z, add(set1(1.0f), exp(sub(zero(), z))));  // silu
+    default:
+      return mul(mul(set1(0.5f), z), add(set1(1.0f), erf(mul(z, set1(0.70710678118654752f)))));  // gelu
   }
 }
 
 void activate(int act, float threshold, const float* z, const float* up, bool up_relu, int64_t n, float* value) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) {
-    F v = activate_vector(act, set1(threshold), get(z + i, k));
-    if (up != nullptr) {
-      F u = get(up + i, k);
-      if (up_relu) u = if_greater(u, zero(), u, zero());
-      v = mul(v, u);
-    }
-    put(value + i, v, k);
-  });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) {
+        F v = activate_vector(act, set1(threshold), get(z + i, k));
+        if (up != nullptr) {
+          F u = get(up + i, k);
+          if (up_relu) u = if_greater(u, zero(), u, zero());
+          v = mul(v, u);
+        }
+        put(value + i, v, k);
+      });
 }
 
 // scale * (x - shift) * weight + bias
-HEARTH_SIMD void scale_row(const float* x, float shift, float factor, const float* weight, const float* bias, int64_t n, float* y) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) {
-    F v = mul(mul(sub(get(x + i, k), set1(shift)), set1(factor)), get(weight + i, k));
-    if (bias != nullptr) v = add(v, get(bias + i, k));
-    put(y + i, v, k);
-  });
+HEARTH_SIMD void scale_row(const float* x, float shift, float factor, const float* weight, const float* bias, int64_t n,
+                           float* y) {
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) {
+        F v = mul(mul(sub(get(x + i, k), set1(shift)), set1(factor)), get(weight + i, k));
+        if (bias != nullptr) v = add(v, get(bias + i, k));
+        put(y + i, v, k);
+      });
 }
 
 void rms_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* y) {
   F squares = zero();
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) {
-    const F v = get(x + i, k);
-    squares = fma(v, v, squares);
-  });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) {
+        const F v = get(x + i, k);
+        squares = fma(v, v, squares);
+      });
   scale_row(x, 0.0f, 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(n) + eps), weight, bias, n, y);
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* y) {
   F total = zero(), squares = zero();
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) { total = add(total, get(x + i, k)); });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) { total = add(total, get(x + i, k)); });
   const float mean = sum(total) / static_cast<float>(n);
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) {
-    F v = sub(get(x + i, k), set1(mean));
-    if (k < kW) {  // the padding is not x
-      float lanes[kW] = {};
-      store_n(lanes, v, k);
-      v = load(lanes);
-    }
-    squares = fma(v, v, squares);
-  });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) {
+        F v = sub(get(x + i, k), set1(mean));
+        if (k < kW) {  // the padding is not x
+          float lanes[kW] = {};
+          store_n(lanes, v, k);
+          v = load(lanes);
+        }
+        squares = fma(v, v, squares);
+      });
   scale_row(x, mean, 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(n) + eps), weight, bias, n, y);
 }
 
-// The bits are compared as integers, where infinities and NaN are the largest of all: a block that holds one gets d = NaN.
+// The bits are compared as integers, where infinities and NaN are the largest of all: a block that holds one gets d =
+// NaN.
 void quantize_block(const float* x, int8_t* q, float* d, int32_t* offset, int32_t* total) {
   uint32_t amax_bits = 0;
   for (int i = 0; i < kBlock; ++i) {
@@ -130,23 +146,27 @@ void quantize(const float* x, int64_t n, void* out) {
     const int64_t left = n - b * kBlock;
     float padded[kBlock] = {};
     if (left < kBlock) __builtin_memcpy(padded, x + b * kBlock, static_cast<size_t>(left) * sizeof(float));
-    quantize_block(left < kBlock ? padded : x + b * kBlock, row.q + b * kBlock, row.d + b, row.offset + 8 * b, row.total + b);
+    quantize_block(left < kBlock ? padded : x + b * kBlock, row.q + b * kBlock, row.d + b, row.offset + 8 * b,
+                   row.total + b);
   }
 }
 
 void to_f16(const float* x, int64_t n, uint16_t* y) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) { store_f16_n(y + i, get(x + i, k), k); });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) { store_f16_n(y + i, get(x + i, k), k); });
 }
 void add_row(const float* x, int64_t n, float* y) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) { put(y + i, add(get(y + i, k), get(x + i, k)), k); });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) { put(y + i, add(get(y + i, k), get(x + i, k)), k); });
 }
 void scale_by(float factor, int64_t n, float* y) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) { put(y + i, mul(get(y + i, k), set1(factor)), k); });
+  for_vectors(
+      n, [&](int64_t i, int k) __attribute__((always_inline)) { put(y + i, mul(get(y + i, k), set1(factor)), k); });
 }
 void axpy_row(float factor, const float* x, int64_t n, float* y) {
-  for_vectors(n, [&](int64_t i, int k) __attribute__((always_inline)) {
-    put(y + i, fma(get(x + i, k), set1(factor), get(y + i, k)), k);
-  });
+  for_vectors(
+      n, [&](int64_t i, int k)
+             __attribute__((always_inline)) { put(y + i, fma(get(x + i, k), set1(factor), get(y + i, k)), k); });
 }
 
 float max_row(const float* x, int64_t n) {
@@ -239,8 +259,10 @@ HEARTH_SIMD void weighted_sum_heads(const uint16_t* v, int64_t d, int64_t n, con
 void weighted_sum(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
                   int64_t o_stride) {
   int h = 0;
-  for (; h + 4 <= n_heads; h += 4) weighted_sum_heads<4>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
-  for (; h + 2 <= n_heads; h += 2) weighted_sum_heads<2>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
+  for (; h + 4 <= n_heads; h += 4)
+    weighted_sum_heads<4>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
+  for (; h + 2 <= n_heads; h += 2)
+    weighted_sum_heads<2>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
   for (; h < n_heads; ++h) weighted_sum_heads<1>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
 }
 

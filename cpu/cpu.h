@@ -20,10 +20,12 @@ std::vector<Isa> available_isas();
 // `team` must outlive the device.
 std::unique_ptr<Device> make_device(ThreadTeam& team, std::optional<Isa> isa = std::nullopt);
 
-// The oracle: plain loops in double precision where the sum matters, written for obviousness. Also stands in for a GPU in tests.
+// The oracle: plain loops in double precision where the sum matters, written for obviousness. Also stands in for a GPU
+// in tests.
 std::unique_ptr<Device> make_reference_device();
 
-// Sequential read bandwidth of memory in bytes/s with this team (best of a few passes over a buffer far larger than the caches).
+// Sequential read bandwidth of memory in bytes/s with this team (best of a few passes over a buffer far larger than the
+// caches).
 double measure_read_bandwidth(ThreadTeam& team);
 
 }  // namespace hearth::cpu

@@ -10,12 +10,18 @@ namespace hearth::cpu {
 
 WeightType weight_type(DType type) {
   switch (type) {
-    case DType::f32: return WeightType::f32;
-    case DType::f16: return WeightType::f16;
-    case DType::bf16: return WeightType::bf16;
-    case DType::q8_0: return WeightType::q8_0;
-    case DType::q4_0: return WeightType::q4_0;
-    default: HEARTH_CHECK(false, "no kernels for {}", traits(type).name);
+    case DType::f32:
+      return WeightType::f32;
+    case DType::f16:
+      return WeightType::f16;
+    case DType::bf16:
+      return WeightType::bf16;
+    case DType::q8_0:
+      return WeightType::q8_0;
+    case DType::q4_0:
+      return WeightType::q4_0;
+    default:
+      HEARTH_CHECK(false, "no kernels for {}", traits(type).name);
   }
   return WeightType::f32;
 }
@@ -49,7 +55,8 @@ void CpuDevice::reserve(const Limits& l) {
 
 float* CpuDevice::scratch(const DeviceBuffer& buffer, int64_t floats) const {
   HEARTH_CHECK(buffer.bytes() >= static_cast<size_t>(floats) * sizeof(float),
-               "an operation needs {} floats of scratch, reserve() was told {} would do", floats, buffer.bytes() / sizeof(float));
+               "an operation needs {} floats of scratch, reserve() was told {} would do", floats,
+               buffer.bytes() / sizeof(float));
   return buffer.as<float>();
 }
 
@@ -76,7 +83,8 @@ void CpuDevice::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
     for (int64_t t = begin; t < end; ++t) {
       float* y = out.x + t * a.n;
       normalize(x + t * a.n, a.weight.data, a.bias.data, a.eps, a.n, y);
-      if (out.q8 != nullptr) k_.quantize(y, a.n, static_cast<std::byte*>(out.q8) + static_cast<size_t>(t) * q8_bytes(a.n));
+      if (out.q8 != nullptr)
+        k_.quantize(y, a.n, static_cast<std::byte*>(out.q8) + static_cast<size_t>(t) * q8_bytes(a.n));
     }
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
-// The SIMD device. Each operation is split into pieces whose borders depend on the shapes alone; the team takes the pieces in any
-// order, and every number is computed by one thread in a fixed order. Hence one result for any number of threads.
+// The SIMD device. Each operation is split into pieces whose borders depend on the shapes alone; the team takes the
+// pieces in any order, and every number is computed by one thread in a fixed order. Hence one result for any number of
+// threads.
 #include "cpu/cpu.h"
 #include "cpu/host_device.h"
 #include "cpu/kernels.h"
@@ -17,8 +18,8 @@ class CpuDevice final : public HostDevice {
   size_t q8_bytes(int64_t n) const override { return q8_row_bytes(n); }
   void reserve(const Limits& limits) override;
 
-  void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos, int64_t position_offset,
-             int64_t T, float* x) override;
+  void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
+             int64_t position_offset, int64_t T, float* x) override;
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override;
@@ -46,10 +47,14 @@ class CpuDevice final : public HostDevice {
   // [T][K] activations in tiles of `mr` tokens: packed[tile][K][mr].
   const float* pack_input(const float* x, int64_t T, int64_t K);
   // y[t][r] (+)= rows [r0, r0 + n) of w times token t; y points at row r0 of token 0.
-  void product(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate, int thread);
-  void product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate, int thread);
-  void product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate, int thread);
-  void product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate, int thread);
+  void product(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+               int thread);
+  void product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+                   int thread);
+  void product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+                    int thread);
+  void product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+                    int thread);
   // Makes `input` fit for products with weights of this type and K columns.
   void prepare(Input& input, int64_t K, DType type);
   void quantize_rows(Act a, int64_t T, int64_t n);
@@ -66,26 +71,25 @@ class CpuDevice final : public HostDevice {
   void attend_one(const AttentionArgs& args, float* out);
   struct AttendBlock;  // where a piece of a prefill keeps what
   static size_t attend_block_floats(int64_t head_dim, int64_t group, const Kernels& k);
-  void attend_block(const AttentionArgs& args, int64_t kv_head, int64_t t0, int64_t n_tokens, float* out, float* memory) const;
+  void attend_block(const AttentionArgs& args, int64_t kv_head, int64_t t0, int64_t n_tokens, float* out,
+                    float* memory) const;
   void soften(float* scores, int64_t begin, int64_t end, float* max, float* total, float* sums, int64_t d) const;
 
-  float* thread_scratch(int thread) const {
-    return thread_.as<float>() + static_cast<size_t>(thread) * thread_floats_;
-  }
+  float* thread_scratch(int thread) const { return thread_.as<float>() + static_cast<size_t>(thread) * thread_floats_; }
   float* scratch(const DeviceBuffer& buffer, int64_t floats) const;
 
   ThreadTeam& team_;
   Isa isa_;
   const Kernels& k_;
-  DeviceBuffer packed_;    // pack_input
-  DeviceBuffer thread_;    // [threads][thread_floats_]: panels, tiles
+  DeviceBuffer packed_;  // pack_input
+  DeviceBuffer thread_;  // [threads][thread_floats_]: panels, tiles
   size_t thread_floats_ = 0;
-  DeviceBuffer values_;    // [T][n_ff]
-  DeviceBuffer values_q8_; // the 8-bit form of values_
-  DeviceBuffer lanes_;     // [kLanes][n_embd] partial sums of the FFN
-  DeviceBuffer ids_;       // [2][n_ff] neuron ids: of each piece, and compacted
-  DeviceBuffer partial_;   // attention over pieces of the context: [pieces][n_head][head_dim + 2]
-  DeviceBuffer angles_;    // [T][head_dim]: cosines and sines
+  DeviceBuffer values_;     // [T][n_ff]
+  DeviceBuffer values_q8_;  // the 8-bit form of values_
+  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the FFN
+  DeviceBuffer ids_;        // [2][n_ff] neuron ids: of each piece, and compacted
+  DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
+  DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
 };
 
 }  // namespace hearth::cpu

@@ -88,7 +88,8 @@ void CpuDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, f
   if (s.down_t) return T == 1 ? ffn_down_one(s, y) : ffn_down_batch(s, T, y);
   Act hidden{values_.as<float>(), nullptr};
   if (is_quantized(s.down.type)) {
-    HEARTH_CHECK(values_q8_.bytes() >= static_cast<size_t>(T) * q8_bytes(s.n()), "reserve() was not told of quantised weights");
+    HEARTH_CHECK(values_q8_.bytes() >= static_cast<size_t>(T) * q8_bytes(s.n()),
+                 "reserve() was not told of quantised weights");
     hidden.q8 = values_q8_.as<void>();
     quantize_rows(hidden, T, s.n());
   }
@@ -96,7 +97,8 @@ void CpuDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, f
   matmul({&down, 1}, hidden, T);
 }
 
-// Evaluates the gates; returns how many neurons are active. Their ids, ascending, are then in ids_ and their activations in values_.
+// Evaluates the gates; returns how many neurons are active. Their ids, ascending, are then in ids_ and their
+// activations in values_.
 int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, Act in) {
   const int64_t n = sparse.predicted != nullptr ? *sparse.n_predicted : s.n();
   HEARTH_CHECK(n >= 0 && n <= s.n(), "{} predicted neurons of {}", n, s.n());

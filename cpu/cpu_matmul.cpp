@@ -20,7 +20,8 @@ int64_t CpuDevice::rows_per_piece(const Matrix& w, int64_t T) const {
 
 void CpuDevice::prepare(Input& input, int64_t K, DType type) {
   HEARTH_CHECK(!is_quantized(type) || input.act.q8 != nullptr, "quantised weights need the 8-bit form of their input");
-  if (input.packed == nullptr && method(type, input.T) == Method::gemm) input.packed = pack_input(input.act.x, input.T, K);
+  if (input.packed == nullptr && method(type, input.T) == Method::gemm)
+    input.packed = pack_input(input.act.x, input.T, K);
 }
 
 const float* CpuDevice::pack_input(const float* x, int64_t T, int64_t K) {
@@ -36,8 +37,8 @@ const float* CpuDevice::pack_input(const float* x, int64_t T, int64_t K) {
   return packed;
 }
 
-void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
-                             int thread) {
+void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
+                             bool accumulate, int thread) {
   float* panel = thread_scratch(thread);
   const int64_t mr = k_.mr, nr = k_.nr, K = w.cols;
   for (int64_t r = 0; r < n; r += nr) {
@@ -46,15 +47,15 @@ void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input
       const int64_t kc = std::min(kPanelK, K - k);
       k_.pack_rows[index(w.type)](w.data, w.row_size(), r0 + r, columns, k, kc, panel);
       for (int64_t t = 0; t < in.T; t += mr) {
-        k_.gemm_tile(kc, in.packed + t * K + k * mr, panel, y + t * ldy + r, ldy, static_cast<int>(std::min(mr, in.T - t)),
-                     columns, accumulate || k > 0);
+        k_.gemm_tile(kc, in.packed + t * K + k * mr, panel, y + t * ldy + r, ldy,
+                     static_cast<int>(std::min(mr, in.T - t)), columns, accumulate || k > 0);
       }
     }
   }
 }
 
-void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
-                             int thread) {
+void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
+                             bool accumulate, int thread) {
   void* panel = thread_scratch(thread);
   for (int64_t r = 0; r < n; r += k_.nr) {
     const int columns = static_cast<int>(std::min<int64_t>(k_.nr, n - r));
@@ -63,8 +64,8 @@ void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input
   }
 }
 
-void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
-                            int thread) {
+void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
+                            bool accumulate, int thread) {
   const bool quantized = is_quantized(w.type);
   const auto* x = static_cast<const std::byte*>(quantized ? in.act.q8 : in.act.x);
   const size_t x_stride = quantized ? q8_bytes(w.cols) : static_cast<size_t>(w.cols) * sizeof(float);
@@ -83,9 +84,12 @@ void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input&
 void CpuDevice::product(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
                         int thread) {
   switch (method(w.type, in.T)) {
-    case Method::dot: return product_dot(w, r0, n, in, y, ldy, accumulate, thread);
-    case Method::gemm: return product_gemm(w, r0, n, in, y, ldy, accumulate, thread);
-    case Method::int8: return product_int8(w, r0, n, in, y, ldy, accumulate, thread);
+    case Method::dot:
+      return product_dot(w, r0, n, in, y, ldy, accumulate, thread);
+    case Method::gemm:
+      return product_gemm(w, r0, n, in, y, ldy, accumulate, thread);
+    case Method::int8:
+      return product_int8(w, r0, n, in, y, ldy, accumulate, thread);
   }
 }
 

@@ -22,7 +22,8 @@ bool supports(Isa isa) {
   const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (isa == Isa::avx2) return avx2;
   return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
 #else
   return false;
 #endif
@@ -32,9 +33,12 @@ bool supports(Isa isa) {
 
 const char* to_string(Isa isa) {
   switch (isa) {
-    case Isa::scalar: return "scalar";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512-vnni";
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512-vnni";
   }
   return "?";
 }
@@ -47,7 +51,9 @@ std::vector<Isa> available_isas() {
   return isas;
 }
 
-Isa best_isa() { return available_isas().back(); }
+Isa best_isa() {
+  return available_isas().back();
+}
 
 const Kernels& kernels(Isa isa) {
   const auto isas = available_isas();

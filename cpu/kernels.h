@@ -13,16 +13,19 @@ enum class WeightType { f32, f16, bf16, q8_0, q4_0 };
 constexpr int kWeightTypes = 5;
 constexpr int kBlock = 32;  // elements of a quantised block, of weights and of activations
 
-// Activations in 8 bits, one row, in blocks of 32: x[i] = d[b] * q[i] with d = max |x| / 127. n is padded with zeros to whole
-// blocks. offset[8 b + j] = -8 * (q[32 b + 4 j] + ... + q[32 b + 4 j + 3]): what a product with unsigned 4-bit weights q + 8
-// has too much, in the lanes in which the dot product instructions leave their sums; total[b] is the sum of the eight lanes.
+// Activations in 8 bits, one row, in blocks of 32: x[i] = d[b] * q[i] with d = max |x| / 127. n is padded with zeros to
+// whole blocks. offset[8 b + j] = -8 * (q[32 b + 4 j] + ... + q[32 b + 4 j + 3]): what a product with unsigned 4-bit
+// weights q + 8 has too much, in the lanes in which the dot product instructions leave their sums; total[b] is the sum
+// of the eight lanes.
 struct Q8Row {
   float* d;
   int32_t* total;
   int32_t* offset;
   int8_t* q;
 };
-static inline constexpr int64_t n_blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
+static inline constexpr int64_t n_blocks(int64_t n) {
+  return (n + kBlock - 1) / kBlock;
+}
 static inline constexpr size_t q8_row_bytes(int64_t n) {
   return (static_cast<size_t>(n_blocks(n)) * 72 + 63) / 64 * 64;
 }
@@ -39,8 +42,9 @@ struct Kernels {
   const char* name;
   int mr, nr;  // gemm_tile's tokens and columns
 
-  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. Of a row's result nothing depends on T or
-  // on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in bytes.
+  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. Of a row's result nothing depends
+  // on T or on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in
+  // bytes.
   void (*dot_rows[kWeightTypes])(RowsView rows, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
                                  int64_t y_stride);
   // acc[c] += sum_r v[r] w[r][c], c < cols.
@@ -49,19 +53,22 @@ struct Kernels {
   void (*to_float[kWeightTypes])(const void* row, float* out, int64_t n);
 
   // --- matrix products, f32, on packed panels.
-  // Panel of weight rows: out[k][nr] = w[r0 + j][k0 + k], rows beyond n_rows are zero. For types that are not quantised.
-  void (*pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t k0, int64_t kc, float* out);
-  // Panels of weight columns: out[c / nr][k][c % nr] = w[k0 + k][c0 + c], c < n_cols (a multiple of 32, or the rest of a row that is
-  // not quantised; padded with zeros to a multiple of nr).
+  // Panel of weight rows: out[k][nr] = w[r0 + j][k0 + k], rows beyond n_rows are zero. For types that are not
+  // quantised.
+  void (*pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t k0, int64_t kc,
+                                  float* out);
+  // Panels of weight columns: out[c / nr][k][c % nr] = w[k0 + k][c0 + c], c < n_cols (a multiple of 32, or the rest of
+  // a row that is not quantised; padded with zeros to a multiple of nr).
   void (*pack_cols[kWeightTypes])(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols,
                                   float* out);
   // c[i * ldc + j] (+)= sum_k a[k * mr + i] b[k * nr + j], i < m <= mr, j < n <= nr.
   void (*gemm_tile)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc, int m, int n, bool add);
 
-  // --- quantised matrix products in integers, on panels of nr rows and all columns. Null where the instruction set has no
-  // suitable instruction; dot_rows is as fast there.
+  // --- quantised matrix products in integers, on panels of nr rows and all columns. Null where the instruction set has
+  // no suitable instruction; dot_rows is as fast there.
   size_t (*int8_panel_bytes)(int64_t cols);
-  void (*int8_pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t cols, void* panel);
+  void (*int8_pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t cols,
+                                       void* panel);
   // y[t * y_stride + j] (+)= row j of the panel times token t, t < T, j < n <= nr; x: rows of Q8Row storage.
   void (*int8_gemm[kWeightTypes])(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
                                   int64_t y_stride, int n, bool add);
@@ -71,9 +78,9 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* y);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* y);
   void (*to_f16)(const float* x, int64_t n, uint16_t* y);
-  void (*add)(const float* x, int64_t n, float* y);                // y += x
-  void (*scale)(float factor, int64_t n, float* y);                // y *= factor
-  void (*axpy)(float factor, const float* x, int64_t n, float* y); // y += factor x
+  void (*add)(const float* x, int64_t n, float* y);                 // y += x
+  void (*scale)(float factor, int64_t n, float* y);                 // y *= factor
+  void (*axpy)(float factor, const float* x, int64_t n, float* y);  // y += factor x
   float (*max)(const float* x, int64_t n);
   // x = exp(x - max); returns the sum. Relative error of exp below 3e-7; below -87 it is 0.
   float (*exp_sum)(float* x, int64_t n, float max);

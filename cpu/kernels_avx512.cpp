@@ -7,8 +7,8 @@ namespace hearth::cpu {
 namespace {
 #include "cpu/body_dot.h"
 #include "cpu/body_gemm.h"
-#include "cpu/body_rows.h"
 #include "cpu/body_int8.h"
+#include "cpu/body_rows.h"
 #define HEARTH_INT8_GEMM
 #include "cpu/body_table.h"
 }  // namespace

@@ -22,8 +22,8 @@ int64_t n_blocks(int64_t n) {
   return (n + BlockAct::size - 1) / BlockAct::size;
 }
 
-// d = max |x| / 127, round to nearest. A last block that is not full is padded with zeros. A block that holds an infinity or NaN
-// gets d = NaN, so that it shows in every product.
+// d = max |x| / 127, round to nearest. A last block that is not full is padded with zeros. A block that holds an
+// infinity or NaN gets d = NaN, so that it shows in every product.
 void quantize(const float* x, int64_t n, BlockAct* out) {
   for (int64_t b = 0; b < n_blocks(n); ++b) {
     const int64_t begin = b * BlockAct::size, end = std::min(n, begin + BlockAct::size);

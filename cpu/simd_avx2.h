@@ -7,45 +7,88 @@ namespace {
 
 using F = __m256;
 constexpr int kW = 8;
-constexpr int kMr = 6;         // gemm_tile: 6 x 2 vectors of accumulators, of 16 registers
-constexpr int kRowsSmallT = 2; // rows at once in products with several tokens
+constexpr int kMr = 6;          // gemm_tile: 6 x 2 vectors of accumulators, of 16 registers
+constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 
 HEARTH_SIMD __m256i first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-HEARTH_SIMD F zero() { return _mm256_setzero_ps(); }
-HEARTH_SIMD F set1(float x) { return _mm256_set1_ps(x); }
-HEARTH_SIMD F load(const float* p) { return _mm256_loadu_ps(p); }
-HEARTH_SIMD F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
-HEARTH_SIMD void store(float* p, F x) { _mm256_storeu_ps(p, x); }
-HEARTH_SIMD void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+HEARTH_SIMD F zero() {
+  return _mm256_setzero_ps();
+}
+HEARTH_SIMD F set1(float x) {
+  return _mm256_set1_ps(x);
+}
+HEARTH_SIMD F load(const float* p) {
+  return _mm256_loadu_ps(p);
+}
+HEARTH_SIMD F load_n(const float* p, int n) {
+  return _mm256_maskload_ps(p, first(n));
+}
+HEARTH_SIMD void store(float* p, F x) {
+  _mm256_storeu_ps(p, x);
+}
+HEARTH_SIMD void store_n(float* p, F x, int n) {
+  _mm256_maskstore_ps(p, first(n), x);
+}
 HEARTH_SIMD __m128i load_u16_n(const uint16_t* p, int n) {
   uint16_t lanes[8] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(lanes));
 }
-HEARTH_SIMD F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) { return _mm256_cvtph_ps(load_u16_n(p, n)); }
-HEARTH_SIMD F widen_bf16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
-HEARTH_SIMD F load_bf16(const uint16_t* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) { return widen_bf16(load_u16_n(p, n)); }
+HEARTH_SIMD F load_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) {
+  return _mm256_cvtph_ps(load_u16_n(p, n));
+}
+HEARTH_SIMD F widen_bf16(__m128i x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+HEARTH_SIMD F load_bf16(const uint16_t* p) {
+  return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) {
+  return widen_bf16(load_u16_n(p, n));
+}
 HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
   uint16_t lanes[8];
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes),
+                   _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
-HEARTH_SIMD F add(F a, F b) { return _mm256_add_ps(a, b); }
-HEARTH_SIMD F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-HEARTH_SIMD F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-HEARTH_SIMD F div(F a, F b) { return _mm256_div_ps(a, b); }
-HEARTH_SIMD F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-HEARTH_SIMD F max(F a, F b) { return _mm256_max_ps(a, b); }
-HEARTH_SIMD F min(F a, F b) { return _mm256_min_ps(a, b); }
-HEARTH_SIMD F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-HEARTH_SIMD F if_greater(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
-HEARTH_SIMD F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+HEARTH_SIMD F add(F a, F b) {
+  return _mm256_add_ps(a, b);
+}
+HEARTH_SIMD F sub(F a, F b) {
+  return _mm256_sub_ps(a, b);
+}
+HEARTH_SIMD F mul(F a, F b) {
+  return _mm256_mul_ps(a, b);
+}
+HEARTH_SIMD F div(F a, F b) {
+  return _mm256_div_ps(a, b);
+}
+HEARTH_SIMD F fma(F a, F b, F c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+HEARTH_SIMD F max(F a, F b) {
+  return _mm256_max_ps(a, b);
+}
+HEARTH_SIMD F min(F a, F b) {
+  return _mm256_min_ps(a, b);
+}
+HEARTH_SIMD F abs(F a) {
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+HEARTH_SIMD F round(F a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 HEARTH_SIMD F exp2_int(F n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
@@ -59,7 +102,9 @@ HEARTH_SIMD float largest(F a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-HEARTH_SIMD float from_f16(uint16_t h) { return _cvtsh_ss(h); }
+HEARTH_SIMD float from_f16(uint16_t h) {
+  return _cvtsh_ss(h);
+}
 HEARTH_SIMD uint64_t xor_all(const void* p) {
   const auto* v = static_cast<const __m256i*>(p);
   __m256i a = _mm256_load_si256(v);
@@ -83,9 +128,15 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[4]) {
 }
 
 using F8 = __m256;
-HEARTH_SIMD F8 zero8() { return zero(); }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c); }
-HEARTH_SIMD float sum8(F8 a) { return sum(a); }
+HEARTH_SIMD F8 zero8() {
+  return zero();
+}
+HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
+  return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c);
+}
+HEARTH_SIMD float sum8(F8 a) {
+  return sum(a);
+}
 struct BlockQ8 {
   __m256i magnitude, w;
 };

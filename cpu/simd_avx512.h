@@ -16,44 +16,92 @@ namespace {
 
 using F = __m512;
 constexpr int kW = 16;
-constexpr int kMr = 14;        // gemm_tile: 14 x 2 vectors of accumulators, of 32 registers
-constexpr int kRowsSmallT = 4; // rows at once in products with several tokens
+constexpr int kMr = 14;         // gemm_tile: 14 x 2 vectors of accumulators, of 32 registers
+constexpr int kRowsSmallT = 4;  // rows at once in products with several tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 
-HEARTH_SIMD __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-HEARTH_SIMD F zero() { return _mm512_setzero_ps(); }
-HEARTH_SIMD F set1(float x) { return _mm512_set1_ps(x); }
-HEARTH_SIMD F load(const float* p) { return _mm512_loadu_ps(p); }
-HEARTH_SIMD F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
-HEARTH_SIMD void store(float* p, F x) { _mm512_storeu_ps(p, x); }
-HEARTH_SIMD void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
-HEARTH_SIMD F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
-HEARTH_SIMD F widen_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-HEARTH_SIMD F load_bf16(const uint16_t* p) { return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) { return widen_bf16(_mm256_maskz_loadu_epi16(first(n), p)); }
+HEARTH_SIMD __mmask16 first(int n) {
+  return static_cast<__mmask16>((1u << n) - 1u);
+}
+HEARTH_SIMD F zero() {
+  return _mm512_setzero_ps();
+}
+HEARTH_SIMD F set1(float x) {
+  return _mm512_set1_ps(x);
+}
+HEARTH_SIMD F load(const float* p) {
+  return _mm512_loadu_ps(p);
+}
+HEARTH_SIMD F load_n(const float* p, int n) {
+  return _mm512_maskz_loadu_ps(first(n), p);
+}
+HEARTH_SIMD void store(float* p, F x) {
+  _mm512_storeu_ps(p, x);
+}
+HEARTH_SIMD void store_n(float* p, F x, int n) {
+  _mm512_mask_storeu_ps(p, first(n), x);
+}
+HEARTH_SIMD F load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
+}
+HEARTH_SIMD F widen_bf16(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+HEARTH_SIMD F load_bf16(const uint16_t* p) {
+  return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) {
+  return widen_bf16(_mm256_maskz_loadu_epi16(first(n), p));
+}
 HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-HEARTH_SIMD F add(F a, F b) { return _mm512_add_ps(a, b); }
-HEARTH_SIMD F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-HEARTH_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-HEARTH_SIMD F div(F a, F b) { return _mm512_div_ps(a, b); }
-HEARTH_SIMD F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-HEARTH_SIMD F max(F a, F b) { return _mm512_max_ps(a, b); }
-HEARTH_SIMD F min(F a, F b) { return _mm512_min_ps(a, b); }
-HEARTH_SIMD F abs(F a) { return _mm512_abs_ps(a); }
+HEARTH_SIMD F add(F a, F b) {
+  return _mm512_add_ps(a, b);
+}
+HEARTH_SIMD F sub(F a, F b) {
+  return _mm512_sub_ps(a, b);
+}
+HEARTH_SIMD F mul(F a, F b) {
+  return _mm512_mul_ps(a, b);
+}
+HEARTH_SIMD F div(F a, F b) {
+  return _mm512_div_ps(a, b);
+}
+HEARTH_SIMD F fma(F a, F b, F c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+HEARTH_SIMD F max(F a, F b) {
+  return _mm512_max_ps(a, b);
+}
+HEARTH_SIMD F min(F a, F b) {
+  return _mm512_min_ps(a, b);
+}
+HEARTH_SIMD F abs(F a) {
+  return _mm512_abs_ps(a);
+}
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
 }
-HEARTH_SIMD F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+HEARTH_SIMD F round(F a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 HEARTH_SIMD F exp2_int(F n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
-HEARTH_SIMD float sum(F a) { return _mm512_reduce_add_ps(a); }
-HEARTH_SIMD float largest(F a) { return _mm512_reduce_max_ps(a); }
-HEARTH_SIMD float from_f16(uint16_t h) { return _cvtsh_ss(h); }
+HEARTH_SIMD float sum(F a) {
+  return _mm512_reduce_add_ps(a);
+}
+HEARTH_SIMD float largest(F a) {
+  return _mm512_reduce_max_ps(a);
+}
+HEARTH_SIMD float from_f16(uint16_t h) {
+  return _cvtsh_ss(h);
+}
 HEARTH_SIMD uint64_t xor_all(const void* p) {
   const auto* v = static_cast<const __m512i*>(p);
   const __m512i a = _mm512_xor_si512(_mm512_load_si512(v), _mm512_load_si512(v + 1));
@@ -77,8 +125,12 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[2]) {
 
 // Eight partial sums of a block's products, as floats.
 using F8 = __m256;
-HEARTH_SIMD F8 zero8() { return _mm256_setzero_ps(); }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c); }
+HEARTH_SIMD F8 zero8() {
+  return _mm256_setzero_ps();
+}
+HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
+  return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c);
+}
 HEARTH_SIMD float sum8(F8 a) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));

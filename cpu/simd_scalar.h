@@ -1,5 +1,6 @@
 #pragma once
-// Vectors of 4 floats in plain C++, for processors without AVX2; also says what every function of the simd_*.h files means.
+// Vectors of 4 floats in plain C++, for processors without AVX2; also says what every function of the simd_*.h files
+// means.
 #include "core/half.h"
 
 namespace hearth::cpu {
@@ -8,9 +9,9 @@ namespace {
 struct F {
   float v[4];
 };
-constexpr int kW = 4;          // floats in a vector
-constexpr int kMr = 4;         // tokens of gemm_tile
-constexpr int kRowsSmallT = 2; // rows at once in products with several tokens
+constexpr int kW = 4;           // floats in a vector
+constexpr int kMr = 4;          // tokens of gemm_tile
+constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 
@@ -20,47 +21,86 @@ HEARTH_SIMD F each(Op op) {
   for (int i = 0; i < kW; ++i) r.v[i] = op(i);
   return r;
 }
-HEARTH_SIMD F zero() { return {}; }
-HEARTH_SIMD F set1(float x) { return {{x, x, x, x}}; }
-HEARTH_SIMD F load(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
+HEARTH_SIMD F zero() {
+  return {};
+}
+HEARTH_SIMD F set1(float x) {
+  return {{x, x, x, x}};
+}
+HEARTH_SIMD F load(const float* p) {
+  return {{p[0], p[1], p[2], p[3]}};
+}
 // The first n elements, zeros behind them; nothing beyond p[n - 1] is touched. 0 <= n <= kW.
-HEARTH_SIMD F load_n(const float* p, int n) { return each([=](int i) { return i < n ? p[i] : 0.0f; }); }
-HEARTH_SIMD void store(float* p, F x) { __builtin_memcpy(p, x.v, sizeof x.v); }
+HEARTH_SIMD F load_n(const float* p, int n) {
+  return each([=](int i) { return i < n ? p[i] : 0.0f; });
+}
+HEARTH_SIMD void store(float* p, F x) {
+  __builtin_memcpy(p, x.v, sizeof x.v);
+}
 HEARTH_SIMD void store_n(float* p, F x, int n) {
   for (int i = 0; i < n; ++i) p[i] = x.v[i];
 }
-HEARTH_SIMD F load_f16(const uint16_t* p) { return each([=](int i) { return hearth::f16_to_f32(p[i]); }); }
+HEARTH_SIMD F load_f16(const uint16_t* p) {
+  return each([=](int i) { return hearth::f16_to_f32(p[i]); });
+}
 HEARTH_SIMD F load_f16_n(const uint16_t* p, int n) {
   return each([=](int i) { return i < n ? hearth::f16_to_f32(p[i]) : 0.0f; });
 }
-HEARTH_SIMD F load_bf16(const uint16_t* p) { return each([=](int i) { return hearth::bf16_to_f32(p[i]); }); }
+HEARTH_SIMD F load_bf16(const uint16_t* p) {
+  return each([=](int i) { return hearth::bf16_to_f32(p[i]); });
+}
 HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) {
   return each([=](int i) { return i < n ? hearth::bf16_to_f32(p[i]) : 0.0f; });
 }
 HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
   for (int i = 0; i < n; ++i) p[i] = hearth::f32_to_f16(x.v[i]);
 }
-HEARTH_SIMD F add(F a, F b) { return each([=](int i) { return a.v[i] + b.v[i]; }); }
-HEARTH_SIMD F sub(F a, F b) { return each([=](int i) { return a.v[i] - b.v[i]; }); }
-HEARTH_SIMD F mul(F a, F b) { return each([=](int i) { return a.v[i] * b.v[i]; }); }
-HEARTH_SIMD F div(F a, F b) { return each([=](int i) { return a.v[i] / b.v[i]; }); }
-HEARTH_SIMD F fma(F a, F b, F c) { return each([=](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-HEARTH_SIMD F max(F a, F b) { return each([=](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-HEARTH_SIMD F min(F a, F b) { return each([=](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-HEARTH_SIMD F abs(F a) { return each([=](int i) { return __builtin_fabsf(a.v[i]); }); }
-HEARTH_SIMD F if_greater(F a, F b, F yes, F no) { return each([=](int i) { return a.v[i] > b.v[i] ? yes.v[i] : no.v[i]; }); }
+HEARTH_SIMD F add(F a, F b) {
+  return each([=](int i) { return a.v[i] + b.v[i]; });
+}
+HEARTH_SIMD F sub(F a, F b) {
+  return each([=](int i) { return a.v[i] - b.v[i]; });
+}
+HEARTH_SIMD F mul(F a, F b) {
+  return each([=](int i) { return a.v[i] * b.v[i]; });
+}
+HEARTH_SIMD F div(F a, F b) {
+  return each([=](int i) { return a.v[i] / b.v[i]; });
+}
+HEARTH_SIMD F fma(F a, F b, F c) {
+  return each([=](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+HEARTH_SIMD F max(F a, F b) {
+  return each([=](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+HEARTH_SIMD F min(F a, F b) {
+  return each([=](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+HEARTH_SIMD F abs(F a) {
+  return each([=](int i) { return __builtin_fabsf(a.v[i]); });
+}
+HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
+  return each([=](int i) { return a.v[i] > b.v[i] ? yes.v[i] : no.v[i]; });
+}
 // To the nearest integer, ties to even.
-HEARTH_SIMD F round(F a) { return each([=](int i) { return __builtin_nearbyintf(a.v[i]); }); }
+HEARTH_SIMD F round(F a) {
+  return each([=](int i) { return __builtin_nearbyintf(a.v[i]); });
+}
 // 2^n for integers n in [-126, 127].
 HEARTH_SIMD F exp2_int(F n) {
-  return each([=](int i) { return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+  return each(
+      [=](int i) { return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
 }
-HEARTH_SIMD float sum(F a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+HEARTH_SIMD float sum(F a) {
+  return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+}
 HEARTH_SIMD float largest(F a) {
   const float x = a.v[0] > a.v[1] ? a.v[0] : a.v[1], y = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
   return x > y ? x : y;
 }
-HEARTH_SIMD float from_f16(uint16_t h) { return hearth::f16_to_f32(h); }
+HEARTH_SIMD float from_f16(uint16_t h) {
+  return hearth::f16_to_f32(h);
+}
 // Something that depends on 256 aligned bytes.
 HEARTH_SIMD uint64_t xor_all(const void* p) {
   const auto* v = static_cast<const uint64_t*>(p);
@@ -71,7 +111,8 @@ HEARTH_SIMD uint64_t xor_all(const void* p) {
 
 // The 32 weights of a block as floats, unscaled.
 HEARTH_SIMD void widen_q8_0(const uint8_t* q, F out[8]) {
-  for (int j = 0; j < 8; ++j) out[j] = each([=](int i) { return static_cast<float>(static_cast<int8_t>(q[4 * j + i])); });
+  for (int j = 0; j < 8; ++j)
+    out[j] = each([=](int i) { return static_cast<float>(static_cast<int8_t>(q[4 * j + i])); });
 }
 HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[8]) {
   for (int j = 0; j < 4; ++j) {
@@ -82,13 +123,21 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[8]) {
 
 // The sum of a block's products, exact, in one or more float lanes.
 using F8 = float;
-HEARTH_SIMD F8 zero8() { return 0; }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) { return a * b + c; }
-HEARTH_SIMD float sum8(F8 a) { return a; }
+HEARTH_SIMD F8 zero8() {
+  return 0;
+}
+HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
+  return a * b + c;
+}
+HEARTH_SIMD float sum8(F8 a) {
+  return a;
+}
 struct BlockQ8 {
   const uint8_t* q;
 };
-HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) { return {q}; }
+HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) {
+  return {q};
+}
 HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
   int32_t s = 0;
   for (int i = 0; i < 32; ++i) s += static_cast<int8_t>(b.q[i]) * x[i];
@@ -97,7 +146,9 @@ HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
 struct BlockQ4 {
   const uint8_t* q;
 };
-HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) { return {q}; }
+HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) {
+  return {q};
+}
 HEARTH_SIMD F8 dot(BlockQ4 b, const int8_t* x, const int32_t*) {
   int32_t s = 0;
   for (int i = 0; i < 16; ++i) s += ((b.q[i] & 15) - 8) * x[i] + ((b.q[i] >> 4) - 8) * x[i + 16];

@@ -1,5 +1,6 @@
 #pragma once
-// Into what pieces the SIMD device cuts its work. Results depend on these numbers in the last bits, never on the thread count.
+// Into what pieces the SIMD device cuts its work. Results depend on these numbers in the last bits, never on the thread
+// count.
 #include <cstdint>
 
 #include "cpu/cpu_device.h"
@@ -17,8 +18,10 @@ constexpr int64_t kLanes = 64;          // partial sums of the FFN's down projec
 constexpr int64_t kLaneNeurons = 16;    // neurons that are worth a partial sum of their own
 constexpr int64_t kContextPiece = 256;  // positions attended to by one piece of a decode step
 constexpr int64_t kKeyBlock = 64;       // positions multiplied at a time in a prefill
-constexpr int64_t kQueryTiles = 8;      // gemm tiles of queries (tokens times the heads that share keys) in a prefill piece
+constexpr int64_t kQueryTiles = 8;  // gemm tiles of queries (tokens times the heads that share keys) in a prefill piece
 
-inline size_t index(DType type) { return static_cast<size_t>(weight_type(type)); }
+inline size_t index(DType type) {
+  return static_cast<size_t>(weight_type(type));
+}
 
 }  // namespace hearth::cpu

@@ -67,10 +67,11 @@ std::vector<int> allowed_cores(int* logical) {
   return cores;
 }
 
-void pin_to(int cpu) {
+// Not to one core each: another process may keep that one busy, and a second team would be pinned to the same.
+void keep_to(const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // best effort
 }
 
@@ -98,8 +99,9 @@ struct ThreadTeam::State {
   alignas(64) std::atomic<int> sleepers{0};
   const FunctionRef<void(int)>* work = nullptr;  // published by `epoch`, valid while `running` > 0
   bool stop = false;                             // published by `epoch`
-  std::vector<int> cores;                        // members are pinned when the team fits the physical cores
-  std::thread host;                              // the thread that opens the OpenMP region
+  std::vector<int> cores;                        // members keep to one hardware thread per core, when the team fits
+  std::chrono::microseconds spin = kSpin;  // none when the team does not fit: the core is needed by a member with work
+  std::thread host;                        // the thread that opens the OpenMP region
 };
 
 ThreadTeam::ThreadTeam(int n_threads) {
@@ -131,11 +133,11 @@ ThreadTeam::~ThreadTeam() {
 
 void ThreadTeam::member_loop(int thread) {
   State& s = *state_;
-  if (!s.cores.empty()) pin_to(s.cores[static_cast<size_t>(thread)]);
+  if (!s.cores.empty()) keep_to(s.cores);
   uint32_t seen = 0;
   s.running.fetch_sub(1, std::memory_order_release);
   for (;;) {
-    auto sleep_at = std::chrono::steady_clock::now() + kSpin;
+    const auto sleep_at = std::chrono::steady_clock::now() + s.spin;
     for (int spins = 0; s.epoch.load(std::memory_order_acquire) == seen; ++spins) {
       cpu_pause();
       if ((spins & 127) == 127 && std::chrono::steady_clock::now() > sleep_at) {
@@ -161,7 +163,7 @@ void ThreadTeam::run(FunctionRef<void(int)> work) {
   work(0);
   for (int spins = 0; s.running.load(std::memory_order_acquire) != 0; ++spins) {
     cpu_pause();
-    if (spins > 20000) std::this_thread::yield();  // a member lost its core: let it run
+    if (spins > 20000 || s.spin.count() == 0) std::this_thread::yield();  // a member may wait for this core
   }
 }
 

@@ -1,0 +1,788 @@
+#include "cpu/device_case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "core/error.h"
+#include "support/random.h"
+
+namespace hearth::test {
+namespace {
+
+constexpr double kUlp = 0x1p-24;      // half a unit in the last place of f32, relative
+constexpr double kHalfUlp = 0x1p-11;  // the same of f16
+constexpr size_t kGuard = 256;        // bytes on either side of an output
+constexpr std::byte kGuardValue{0xA5};
+
+// Relative error of a sum of n products in f32, against the sum of magnitudes.
+double gamma(int64_t n) {
+  return (static_cast<double>(n) / 4 + 16) * kUlp;
+}
+
+std::vector<double> as_double(const std::vector<float>& v) {
+  return {v.begin(), v.end()};
+}
+
+// The 8-bit form, as values (core/tensor.h, Act::q8): blocks of 32 with d = max / 127.
+std::vector<double> rounded_to_q8(const float* x, int64_t n) {
+  std::vector<double> out(static_cast<size_t>(n));
+  for (int64_t b = 0; b < n; b += 32) {
+    float amax = 0;
+    for (int64_t i = b; i < std::min(n, b + 32); ++i) amax = std::max(amax, std::fabs(x[i]));
+    const float d = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0.0f;
+    for (int64_t i = b; i < std::min(n, b + 32); ++i) {
+      out[static_cast<size_t>(i)] = static_cast<double>(d) * std::nearbyint(x[i] * inverse);
+    }
+  }
+  return out;
+}
+
+// Token t of x as products with weights of this type see it.
+std::vector<double> seen(const std::vector<float>& x, int64_t t, int64_t n, DType weights) {
+  const float* row = x.data() + t * n;
+  return is_quantized(weights) ? rounded_to_q8(row, n) : std::vector<double>(row, row + n);
+}
+
+struct Sum {
+  double value = 0, magnitude = 0;
+  double error(int64_t n) const { return gamma(n) * magnitude + 2 * kUlp * std::fabs(value); }
+};
+Sum product(const Weights& w, int64_t r, const std::vector<double>& x) {
+  Sum s;
+  for (int64_t c = 0; c < w.cols; ++c) {
+    const double p = static_cast<double>(w.values[static_cast<size_t>(r * w.cols + c)]) * x[static_cast<size_t>(c)];
+    s.value += p;
+    s.magnitude += std::fabs(p);
+  }
+  return s;
+}
+
+double bytes_of(const Weights& w) {
+  return static_cast<double>(w.data.size());
+}
+
+std::vector<float> poison(size_t n) {
+  return std::vector<float>(n, std::nanf(""));
+}
+
+}  // namespace
+
+// --- Bound ---
+
+void* Bound::upload(const void* data, size_t bytes) {
+  DeviceBuffer& b = buffers_.emplace_back(device.allocate(std::max<size_t>(bytes, 4), Purpose::activations));
+  device.upload(b.as<void>(), data, bytes);
+  return b.as<void>();
+}
+
+void* Bound::add_output(const std::string& name, Kind kind, const void* initial, size_t bytes) {
+  Output& o = outputs_.emplace_back();
+  o.name = name;
+  o.kind = kind;
+  o.initial.assign(bytes + 2 * kGuard, kGuardValue);
+  std::memcpy(o.initial.data() + kGuard, initial, bytes);
+  o.buffer = device.allocate(o.initial.size(), Purpose::activations);
+  return o.buffer.as<std::byte>() + kGuard;
+}
+float* Bound::output(const std::string& name, std::vector<float> initial) {
+  return static_cast<float*>(add_output(name, Kind::f32, initial.data(), initial.size() * sizeof(float)));
+}
+int32_t* Bound::output_ids(const std::string& name, size_t n) {
+  const std::vector<int32_t> initial(n, -1);
+  return static_cast<int32_t*>(add_output(name, Kind::i32, initial.data(), n * sizeof(int32_t)));
+}
+f16_t* Bound::output_f16(const std::string& name, std::vector<f16_t> initial) {
+  return static_cast<f16_t*>(add_output(name, Kind::f16, initial.data(), initial.size() * sizeof(f16_t)));
+}
+
+void Bound::reset() {
+  for (Output& o : outputs_) device.upload(o.buffer.as<void>(), o.initial.data(), o.initial.size());
+}
+
+std::vector<std::pair<std::string, std::vector<double>>> Bound::read() {
+  device.synchronize();
+  std::vector<std::pair<std::string, std::vector<double>>> result;
+  for (Output& o : outputs_) {
+    std::vector<std::byte> bytes(o.initial.size());
+    device.download(bytes.data(), o.buffer.as<void>(), bytes.size());
+    const auto guard = [&](size_t i) { return bytes[i] == kGuardValue && bytes[bytes.size() - 1 - i] == kGuardValue; };
+    for (size_t i = 0; i < kGuard; ++i) HEARTH_CHECK(guard(i), "{} wrote outside of '{}'", device.name(), o.name);
+    const std::byte* data = bytes.data() + kGuard;
+    const size_t size = bytes.size() - 2 * kGuard, width = o.kind == Kind::f16 ? 2 : 4;
+    std::vector<double> values(size / width);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (o.kind == Kind::f32) {
+        float x;
+        std::memcpy(&x, data + 4 * i, 4);
+        values[i] = static_cast<double>(x);
+      } else if (o.kind == Kind::i32) {
+        int32_t x;
+        std::memcpy(&x, data + 4 * i, 4);
+        values[i] = x;
+      } else {
+        f16_t x;
+        std::memcpy(&x, data + 2 * i, 2);
+        values[i] = static_cast<double>(f16_to_f32(x));
+      }
+    }
+    result.emplace_back(o.name, std::move(values));
+  }
+  return result;
+}
+
+Act Bound::activations(const std::vector<float>& x, int64_t T, int64_t n) {
+  HEARTH_CHECK(n % 32 == 0 && std::ssize(x) == T * n);
+  constexpr int64_t kHeadDim = 32;
+  std::vector<f16_t> rows(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    rows[i] = f32_to_f16(x[i]);
+    HEARTH_CHECK(f16_to_f32(rows[i]) == x[i], "{} is not an f16 value", x[i]);
+  }
+  const f16_t* cache = input(rows);
+  const int32_t* pos = input(std::vector<int32_t>{0});
+  const float* q = input(std::vector<float>(static_cast<size_t>(n)));
+  const size_t q8_bytes = device.q8_bytes(n);
+  const Act act{static_cast<float*>(scratch(x.size() * sizeof(float))), scratch(static_cast<size_t>(T) * q8_bytes)};
+  for (int64_t t = 0; t < T; ++t) {
+    AttentionArgs a;
+    a.q = q;
+    a.q_stride = n;
+    a.k_cache = a.v_cache = cache + t * n;
+    a.n_ctx = a.max_kv = 1;
+    a.n_head = a.n_head_kv = n / kHeadDim;
+    a.head_dim = kHeadDim;
+    a.pos = pos;
+    device.attention(a, 1, {act.x + t * n, static_cast<std::byte*>(act.q8) + static_cast<size_t>(t) * q8_bytes});
+  }
+  return act;
+}
+
+// --- random data ---
+
+Weights::Weights(DType dtype, int64_t n_rows, int64_t n_cols, const std::vector<float>& wanted)
+    : type(dtype), rows(n_rows), cols(n_cols), values(wanted.size()) {
+  const size_t row_size = row_bytes(type, cols);
+  data.resize(static_cast<size_t>(rows) * row_size);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::byte* row = data.data() + static_cast<size_t>(r) * row_size;
+    traits(type).from_float(wanted.data() + r * cols, row, cols);
+    traits(type).to_float(row, values.data() + r * cols, cols);
+  }
+}
+
+Weights random_weights(uint32_t seed, DType type, int64_t rows, int64_t cols) {
+  std::mt19937 rng(seed);
+  return {type, rows, cols, random_normal(rng, static_cast<size_t>(rows * cols))};
+}
+
+std::vector<float> random_activations(uint32_t seed, size_t n) {
+  std::mt19937 rng(seed);
+  std::vector<float> x = random_normal(rng, n);
+  for (float& v : x) v = f16_to_f32(f32_to_f16(v));
+  return x;
+}
+
+// --- cases ---
+
+namespace {
+Limits limits_for(int64_t T, int64_t rows, int64_t cols) {
+  Limits l;
+  l.max_tokens = T;
+  l.max_rows = l.n_vocab = rows;
+  l.max_cols = l.n_embd = cols;
+  l.max_context = 1;
+  l.n_head = l.n_head_kv = std::max<int64_t>(1, cols / 32);  // Bound::activations
+  l.head_dim = 32;
+  return l;
+}
+}  // namespace
+
+Case matmul_case(uint32_t seed, DType type, int64_t T, std::vector<int64_t> rows, int64_t cols, MatmulOptions options) {
+  struct Data {
+    std::vector<Weights> w;
+    std::vector<std::vector<float>> bias, y;
+    std::vector<float> x;
+  };
+  auto data = std::make_shared<Data>();
+  Case c;
+  c.name = fmt::format("matmul {} T={} [{}]x{}{}{}{} seed {}", traits(type).name, T, fmt::join(rows, "+"), cols,
+                       options.bias ? " bias" : "", options.accumulate ? " accumulate" : "",
+                       options.strided ? " strided" : "", seed);
+  c.limits = limits_for(T, *std::max_element(rows.begin(), rows.end()), cols);
+  c.limits.quantized_weights = is_quantized(type);
+  data->x = random_activations(seed, static_cast<size_t>(T * cols));
+  std::mt19937 rng(seed + 1);
+  for (const int64_t n : rows) {
+    const Weights& w = data->w.emplace_back(random_weights(rng(), type, n, cols));
+    const auto& bias = data->bias.emplace_back(options.bias ? random_normal(rng, static_cast<size_t>(n), 10.0f)
+                                                            : std::vector<float>{});
+    const int64_t stride = n + (options.strided ? 5 : 0);
+    auto& y = data->y.emplace_back(poison(static_cast<size_t>(T * stride)));
+    std::vector<double> tolerance(y.size());
+    for (int64_t t = 0; t < T; ++t) {
+      const std::vector<double> x = seen(data->x, t, cols, type);
+      for (int64_t r = 0; r < n; ++r) {
+        const auto at = static_cast<size_t>(t * stride + r);
+        if (options.accumulate) y[at] = random_normal(rng, 1, 10.0f)[0];
+        const Sum s = product(w, r, x);
+        const double other = (options.accumulate ? std::fabs(y[at]) : 0.0) +
+                             (options.bias ? std::fabs(bias[static_cast<size_t>(r)]) : 0.0);
+        // Adding to what is there happens once per 256 columns.
+        tolerance[at] = s.error(cols) + (static_cast<double>(cols) / 256 + 3) * kUlp * (other + s.magnitude);
+      }
+    }
+    c.tolerance.push_back(std::move(tolerance));
+    c.bytes += bytes_of(w);
+    c.flops += 2.0 * static_cast<double>(T * n * cols);
+  }
+  c.bind = [data, T, cols, rows, options](Bound& b) -> std::function<void()> {
+    Act in = cols % 32 == 0 ? b.activations(data->x, T, cols) : Act{b.input(data->x), nullptr};
+    std::vector<MatmulPart> parts;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      MatmulPart& p = parts.emplace_back();
+      p.w = b.device.adopt(data->w[i].matrix());
+      p.bias = b.vector(data->bias[i]);
+      p.y = b.output(fmt::format("y{}", i), data->y[i]);
+      p.y_stride = options.strided ? rows[i] + 5 : 0;
+      p.accumulate = options.accumulate;
+    }
+    return [&device = b.device, data, parts, in, T] { device.matmul(parts, in, T); };
+  };
+  return c;
+}
+
+Case norm_case(uint32_t seed, NormKind kind, int64_t T, int64_t n, bool bias) {
+  struct Data {
+    std::vector<float> x, weight, bias;
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  data->x = random_normal(rng, static_cast<size_t>(T * n), 3.0f, 1.0f);
+  data->weight = random_normal(rng, static_cast<size_t>(n));
+  if (bias) data->bias = random_normal(rng, static_cast<size_t>(n));
+  Case c;
+  c.name = fmt::format("{} norm T={} n={}{} seed {}", kind == NormKind::rms ? "rms" : "layer", T, n,
+                       bias ? " bias" : "", seed);
+  c.limits = limits_for(T, 1, n);
+  std::vector<double> tolerance;
+  for (int64_t t = 0; t < T; ++t) {
+    const auto x = as_double({data->x.begin() + t * n, data->x.begin() + (t + 1) * n});
+    const double magnitude =
+        std::accumulate(x.begin(), x.end(), 0.0, [](double s, double v) { return s + std::fabs(v); });
+    const double mean =
+        kind == NormKind::layer ? std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(n) : 0.0;
+    double squares = 0;
+    for (const double v : x) squares += (v - mean) * (v - mean);
+    const double deviation = std::sqrt(squares / static_cast<double>(n) + 1e-5);
+    // The mean is off by gamma * mean |x|, which moves every element, and the variance by its square and by gamma.
+    const double mean_error =
+        kind == NormKind::layer ? gamma(n) * magnitude / static_cast<double>(n) + kUlp * std::fabs(mean) : 0.0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double w = std::fabs(data->weight[static_cast<size_t>(i)]),
+                   b = bias ? std::fabs(data->bias[static_cast<size_t>(i)]) : 0.0;
+      const double y = std::fabs(x[static_cast<size_t>(i)] - mean) / deviation * w;
+      tolerance.push_back((gamma(n) + 8 * kUlp) * y +
+                          (mean_error + kUlp * std::fabs(x[static_cast<size_t>(i)])) / deviation * w +
+                          2 * kUlp * (y + b));
+    }
+  }
+  c.tolerance = {tolerance};
+  c.bytes = static_cast<double>(T * n * 8);
+  c.bind = [data, kind, T, n](Bound& b) -> std::function<void()> {
+    NormArgs a;
+    a.kind = kind;
+    a.weight = b.vector(data->weight);
+    a.bias = b.vector(data->bias);
+    a.n = n;
+    const float* x = b.input(data->x);
+    const Act out{b.output("y", poison(data->x.size())), nullptr};
+    return [&device = b.device, data, a, x, T, out] { device.norm(a, x, T, out); };
+  };
+  return c;
+}
+
+Case quantize_case(uint32_t seed, int64_t T, int64_t n) {
+  struct Data {
+    std::vector<float> x, ones;
+    Weights identity;
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  data->x = random_normal(rng, static_cast<size_t>(T * n));
+  for (int64_t i = 32; i < std::min<int64_t>(64, n); ++i) data->x[static_cast<size_t>(i)] = 0.0f;  // a block of zeros
+  data->ones.assign(static_cast<size_t>(n), 1.0f);
+  std::vector<float> identity(static_cast<size_t>(n * n));
+  for (int64_t i = 0; i < n; ++i) identity[static_cast<size_t>(i * n + i)] = 127.0f;  // d = 1: exact
+  data->identity = {DType::q8_0, n, n, identity};
+  Case c;
+  c.name = fmt::format("quantised activations T={} n={} seed {}", T, n, seed);
+  c.limits = limits_for(T, n, n);
+  c.limits.quantized_weights = true;
+  c.vacuous = 127.0 * 4;  // in units of the identity's 127, see below
+  std::vector<double> tolerance;
+  for (int64_t t = 0; t < T; ++t) {
+    double squares = 1e-5;
+    const float* x = data->x.data() + t * n;
+    for (int64_t i = 0; i < n; ++i) squares += static_cast<double>(x[i]) * x[i] / static_cast<double>(n);
+    for (int64_t b = 0; b < n; b += 32) {
+      double amax = 0;
+      for (int64_t i = b; i < b + 32; ++i) amax = std::max(amax, std::fabs(static_cast<double>(x[i])));
+      // Where the two norms differ in the last bit one may round up and the other down: one step of amax / 127, times
+      // 127.
+      for (int64_t i = b; i < b + 32; ++i) tolerance.push_back(amax / std::sqrt(squares) * 1.001);
+    }
+  }
+  c.tolerance = {tolerance};
+  c.bind = [data, T, n](Bound& b) -> std::function<void()> {
+    NormArgs a;
+    a.weight = b.vector(data->ones);
+    a.n = n;
+    const float* x = b.input(data->x);
+    const Act act{static_cast<float*>(b.scratch(data->x.size() * sizeof(float))),
+                  b.scratch(static_cast<size_t>(T) * b.device.q8_bytes(n))};
+    const MatmulPart part{.w = b.device.adopt(data->identity.matrix()), .y = b.output("y", poison(data->x.size()))};
+    return [&device = b.device, data, a, x, act, part, T] {
+      device.norm(a, x, T, act);
+      device.matmul({&part, 1}, act, T);
+    };
+  };
+  return c;
+}
+
+Case embed_case(uint32_t seed, DType type, int64_t T, int64_t n, bool positions) {
+  struct Data {
+    Weights table, positions;
+    std::vector<int32_t> ids, pos;
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  data->table = random_weights(seed, type, 50, n);
+  if (positions) data->positions = random_weights(seed + 1, type, T + 10, n);
+  Case c;
+  c.name = fmt::format("embed {} T={} n={}{} seed {}", traits(type).name, T, n, positions ? " positions" : "", seed);
+  c.limits = limits_for(T, 50, n);
+  c.tolerance.emplace_back();
+  for (int64_t t = 0; t < T; ++t) {
+    data->ids.push_back(static_cast<int32_t>(random_int(rng, 0, 49)));
+    data->pos.push_back(static_cast<int32_t>(t + 3));
+    for (int64_t i = 0; i < n; ++i) {
+      const double x = std::fabs(data->table.values[static_cast<size_t>(data->ids.back() * n + i)]);
+      const double p = positions ? std::fabs(data->positions.values[static_cast<size_t>((t + 5) * n + i)]) : 0.0;
+      c.tolerance[0].push_back(2 * kUlp * (x + p));
+    }
+  }
+  c.bind = [data, T](Bound& b) -> std::function<void()> {
+    const Matrix table = b.device.adopt(data->table.matrix());
+    const Matrix p = data->positions ? b.device.adopt(data->positions.matrix()) : Matrix{};
+    const int32_t* ids = b.input(data->ids);
+    const int32_t* pos = b.input(data->pos);
+    float* x = b.output("x", poison(static_cast<size_t>(T * data->table.cols)));
+    return [&device = b.device, data, table, p, ids, pos, T, x] { device.embed(table, ids, p, pos, 2, T, x); };
+  };
+  return c;
+}
+
+Case rope_case(uint32_t seed, const RopeShape& s) {
+  struct Data {
+    std::vector<float> q, k, v, inv_freq, q_norm, k_norm;
+    std::vector<int32_t> pos;
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  const int64_t d = s.head_dim;
+  data->q = random_normal(rng, static_cast<size_t>(s.T * s.n_head * d));
+  data->k = random_normal(rng, static_cast<size_t>(s.T * s.n_head_kv * d));
+  data->v = random_normal(rng, static_cast<size_t>(s.T * s.n_head_kv * d));
+  for (int64_t i = 0; i < s.n_rot / 2; ++i) {
+    data->inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.n_rot)));
+  }
+  for (int64_t t = 0; t < s.T; ++t) data->pos.push_back(static_cast<int32_t>(s.first_pos + t));
+  if (s.norms) {
+    data->q_norm = random_normal(rng, static_cast<size_t>(d));
+    data->k_norm = random_normal(rng, static_cast<size_t>(d));
+  }
+  Case c;
+  c.name = fmt::format("rope kind {} T={} heads {}/{}x{} rot {}{} seed {}", static_cast<int>(s.kind), s.T, s.n_head,
+                       s.n_head_kv, d, s.n_rot, s.norms ? " norms" : "", seed);
+  c.limits = limits_for(s.T, 1, s.n_head * d);
+  c.limits.n_head = s.n_head;
+  c.limits.n_head_kv = s.n_head_kv;
+  c.limits.head_dim = d;
+  c.limits.max_context = s.n_ctx;
+  // A rotation keeps lengths; the angle may be computed in f32.
+  const auto longest = [&](const std::vector<float>& x, const std::vector<float>& weight) {
+    double length = 0;  // of a rotated pair
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(d)) {
+      double squares = 0, largest = 0;
+      for (size_t i = 0; i < static_cast<size_t>(d); ++i) {
+        squares += static_cast<double>(x[head + i]) * x[head + i];
+        largest = std::max(largest, std::fabs(static_cast<double>(x[head + i]) * (s.norms ? weight[i] : 1.0f)));
+      }
+      length =
+          std::max(length, std::sqrt(2.0) * largest / (s.norms ? std::sqrt(squares / static_cast<double>(d)) : 1.0));
+    }
+    return length;
+  };
+  const double norm_q = longest(data->q, data->q_norm), norm_k = longest(data->k, data->k_norm);
+  const double angle =
+      static_cast<double>(s.first_pos + s.T) * 2 * kUlp + 8 * kUlp + (s.norms ? gamma(d) + 8 * kUlp : 0.0);
+  const auto cache = static_cast<size_t>(s.n_head_kv * s.n_ctx * d);
+  c.tolerance = {std::vector<double>(data->q.size(), norm_q * angle),
+                 std::vector<double>(cache, norm_k * (angle + 2 * kHalfUlp)), std::vector<double>(cache, 0.0)};
+  c.bind = [data, s](Bound& b) -> std::function<void()> {
+    RopeKvArgs a;
+    a.n_head = s.n_head;
+    a.n_head_kv = s.n_head_kv;
+    a.head_dim = s.head_dim;
+    a.rope = s.kind;
+    a.n_rot = s.kind == RopeKind::none ? 0 : s.n_rot;
+    a.inv_freq = b.input(data->inv_freq);
+    a.attention_factor = 1.0f;
+    a.q_norm = b.vector(data->q_norm);
+    a.k_norm = b.vector(data->k_norm);
+    a.pos = b.input(data->pos);
+    a.n_ctx = s.n_ctx;
+    a.q = b.output("q", data->q);
+    const std::vector<f16_t> empty(static_cast<size_t>(s.n_head_kv * s.n_ctx * s.head_dim), f32_to_f16(0.5f));
+    a.k_cache = b.output_f16("k_cache", empty);
+    a.v_cache = b.output_f16("v_cache", empty);
+    const float* k = b.input(data->k);
+    a.k = static_cast<float*>(b.scratch(data->k.size() * sizeof(float)));
+    a.v = b.input(data->v);
+    return [&device = b.device, data, a, k, T = s.T]() mutable {
+      device.upload(a.k, data->k.data(), data->k.size() * sizeof(float));
+      device.rope_kv(a, T);
+    };
+  };
+  return c;
+}
+
+Case attention_case(uint32_t seed, const AttentionShape& s) {
+  struct Data {
+    std::vector<float> q;
+    std::vector<f16_t> k, v;
+    std::vector<int32_t> pos;
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  const int64_t d = s.head_dim, group = s.n_head / s.n_head_kv, last = s.first_pos + s.T;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  data->q = random_normal(rng, static_cast<size_t>(s.T * s.n_head * d));
+  // Positions that are not written yet hold NaN: nothing may come of them.
+  const auto cache = [&] {
+    std::vector<f16_t> c(static_cast<size_t>(s.n_head_kv * s.n_ctx * d), f16_t{0x7E00});
+    for (int64_t h = 0; h < s.n_head_kv; ++h) {
+      const std::vector<float> x = random_normal(rng, static_cast<size_t>(last * d));
+      std::transform(x.begin(), x.end(), c.begin() + h * s.n_ctx * d, f32_to_f16);
+    }
+    return c;
+  };
+  data->k = cache();
+  data->v = cache();
+  for (int64_t t = 0; t < s.T; ++t) data->pos.push_back(static_cast<int32_t>(s.first_pos + t));
+  Case c;
+  c.name = fmt::format("attention T={} from {} heads {}/{}x{} ctx {} window {} seed {}", s.T, s.first_pos, s.n_head,
+                       s.n_head_kv, d, s.n_ctx, s.window, seed);
+  c.limits = limits_for(s.T, 1, s.n_head * d);
+  c.limits.n_head = s.n_head;
+  c.limits.n_head_kv = s.n_head_kv;
+  c.limits.head_dim = d;
+  c.limits.max_context = s.n_ctx;
+  std::vector<double> tolerance;
+  for (int64_t t = 0; t < s.T; ++t) {
+    const int64_t pos = s.first_pos + t, first = s.window > 0 ? std::max<int64_t>(0, pos - s.window + 1) : 0;
+    for (int64_t h = 0; h < s.n_head; ++h) {
+      const float* q = data->q.data() + (t * s.n_head + h) * d;
+      const int64_t base = h / group * s.n_ctx * d;
+      std::vector<double> p;
+      double score_error = 0, max = -1e300, total = 0;
+      for (int64_t j = first; j <= pos; ++j) {
+        Sum sum;
+        for (int64_t i = 0; i < d; ++i) {
+          const double product =
+              static_cast<double>(q[i]) * f16_to_f32(data->k[static_cast<size_t>(base + j * d + i)]) * scale;
+          sum.value += product;
+          sum.magnitude += std::fabs(product);
+        }
+        score_error = std::max(score_error, sum.error(d) + 2 * kUlp * std::fabs(sum.value));
+        p.push_back(sum.value);
+        max = std::max(max, sum.value);
+      }
+      for (double& x : p) total += x = std::exp(x - max);
+      for (int64_t i = 0; i < d; ++i) {
+        double magnitude = 0;
+        for (int64_t j = first; j <= pos; ++j) {
+          magnitude += p[static_cast<size_t>(j - first)] / total *
+                       std::fabs(f16_to_f32(data->v[static_cast<size_t>(base + j * d + i)]));
+        }
+        // exp(s + e) = exp(s) (1 + e); numerator and denominator both; 5e-7 for the exponential itself.
+        tolerance.push_back(magnitude * (2 * (score_error + 5e-7 + gamma(pos - first + 1)) + 8 * kUlp));
+      }
+    }
+  }
+  c.tolerance = {tolerance};
+  c.bytes = static_cast<double>(s.n_head_kv * std::min(last, s.window > 0 ? s.window + s.T - 1 : last) * d * 4);
+  c.flops = 4.0 * static_cast<double>(s.n_head * d) * static_cast<double>(s.T) *
+            (static_cast<double>(s.first_pos) + static_cast<double>(s.T) / 2);
+  c.bind = [data, s, scale](Bound& b) -> std::function<void()> {
+    AttentionArgs a;
+    a.q = b.input(data->q);
+    a.q_stride = s.n_head * s.head_dim;
+    a.k_cache = b.input(data->k);
+    a.v_cache = b.input(data->v);
+    a.n_ctx = s.n_ctx;
+    a.n_head = s.n_head;
+    a.n_head_kv = s.n_head_kv;
+    a.head_dim = s.head_dim;
+    a.scale = scale;
+    a.window = s.window;
+    a.pos = b.input(data->pos);
+    a.max_kv = s.first_pos + s.T;
+    const Act out{b.output("out", poison(data->q.size())), nullptr};
+    return [&device = b.device, data, a, T = s.T, out] { device.attention(a, T, out); };
+  };
+  return c;
+}
+
+Case argmax_case(const std::vector<float>& logits, const std::string& what) {
+  auto data = std::make_shared<std::vector<float>>(logits);
+  Case c;
+  c.name = "argmax " + what;
+  c.limits = limits_for(1, std::ssize(logits), 32);
+  c.tolerance = {{0.0}};
+  c.bind = [data](Bound& b) -> std::function<void()> {
+    const float* x = b.input(*data);
+    int32_t* id = b.output_ids("id", 1);
+    return [&device = b.device, data, x, id] { device.argmax(x, std::ssize(*data), id); };
+  };
+  return c;
+}
+
+// --- the feed-forward network ---
+
+namespace {
+
+struct FfnData {
+  FfnShape shape;
+  Weights gate, up, down;
+  std::vector<float> gate_bias, up_bias, y_bias, x, y;
+  std::vector<int32_t> predicted;
+};
+
+double activate(const FfnShape& s, double z) {
+  switch (s.act) {
+    case Activation::relu:
+      return std::max(z, 0.0);
+    case Activation::fat_relu:
+      return z > s.act_threshold ? z : 0.0;
+    case Activation::relu2:
+      return z > 0 ? z * z : 0.0;
+    case Activation::silu:
+      return z / (1 + std::exp(-z));
+    case Activation::gelu:
+      return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
+  }
+  return 0;
+}
+
+struct Value {
+  double value = 0, error = 0;
+  bool active = false, doubtful = false;  // doubtful: rounding may decide whether it is active
+};
+
+// Neuron k for token x, and how far an f32 implementation may be off.
+Value neuron(const FfnData& d, int64_t k, const std::vector<double>& x, const std::vector<double>& x_up) {
+  const FfnShape& s = d.shape;
+  const auto at = static_cast<size_t>(k);
+  const Sum z_sum = product(d.gate, k, x);
+  const double z_bias = d.gate_bias.empty() ? 0.0 : d.gate_bias[at];
+  const double z = z_sum.value + z_bias,
+               z_error = z_sum.error(d.gate.cols) + 2 * kUlp * (std::fabs(z_bias) + std::fabs(z));
+  const double a = activate(s, z);
+  // |act'| <= 1.13 for silu and gelu, 2 |z| for relu2; 1e-6 |z| for the exponentials.
+  const double slope = s.act == Activation::relu2 ? 2 * (std::fabs(z) + z_error) : 1.13;
+  const double a_error = slope * z_error + 1e-6 * std::fabs(z);
+  Value v;
+  v.active = std::fabs(static_cast<float>(a)) > s.threshold;
+  const bool jump = s.act == Activation::fat_relu && std::fabs(z - s.act_threshold) <= z_error;
+  v.doubtful =
+      jump || (s.sparse && std::fabs(std::fabs(a) - s.threshold) <= a_error && (s.threshold > 0 || z + z_error > 0));
+  if (!d.up) {
+    v.value = a;
+    v.error = a_error;
+    return v;
+  }
+  const Sum u_sum = product(d.up, k, x_up);
+  const double u_bias = d.up_bias.empty() ? 0.0 : d.up_bias[at];
+  double u = u_sum.value + u_bias;
+  const double u_error = u_sum.error(d.up.cols) + 2 * kUlp * (std::fabs(u_bias) + std::fabs(u));
+  if (s.up_relu) u = std::max(u, 0.0);
+  v.value = a * u;
+  v.error = std::fabs(a) * u_error + std::fabs(u) * a_error + a_error * u_error + 2 * kUlp * std::fabs(v.value);
+  return v;
+}
+
+// `down` of a quantised type multiplies the 8-bit form of the values: a value's error moves it, and may flip its
+// rounding.
+void round_values(std::vector<Value>& values) {
+  for (size_t b = 0; b < values.size(); b += 32) {
+    double amax = 0, amax_error = 0;
+    for (size_t i = b; i < b + 32; ++i) {
+      amax = std::max(amax, std::fabs(values[i].value));
+      amax_error = std::max(amax_error, values[i].error);
+    }
+    if (amax == 0) continue;
+    const double d = amax / 127, d_error = amax_error / 127 + 2 * kUlp * d;
+    for (size_t i = b; i < b + 32; ++i) {
+      Value& v = values[i];
+      const double steps = v.value / d, nearest = std::nearbyint(steps);
+      const double steps_error = (v.error + std::fabs(steps) * d_error) / d + 1e-4;
+      const bool may_flip = 0.5 - std::fabs(steps - nearest) <= steps_error;
+      v.value = nearest * d;
+      v.error = std::fabs(nearest) * d_error + (may_flip ? d : 0.0);
+    }
+  }
+}
+
+// Fills `tolerance` of y; true when no neuron's fate hangs on rounding.
+bool ffn_tolerance(const FfnData& d, std::vector<double>& tolerance) {
+  const FfnShape& s = d.shape;
+  const int64_t n_embd = s.n_embd;
+  tolerance.assign(d.y.size(), 0.0);
+  for (int64_t t = 0; t < s.T; ++t) {
+    const std::vector<double> x = seen(d.x, t, n_embd, d.gate.type);
+    std::vector<Value> values(static_cast<size_t>(s.n));
+    for (int64_t k = 0; k < s.n; ++k) {
+      Value& v = values[static_cast<size_t>(k)] = neuron(d, k, x, x);
+      const bool computed =
+          s.predicted == FfnShape::Predicted::all || std::binary_search(d.predicted.begin(), d.predicted.end(), k);
+      if (v.doubtful && computed) return false;
+      if (s.sparse && (!computed || !v.active)) v = {};
+    }
+    if (!s.transposed && is_quantized(s.type)) round_values(values);
+    for (int64_t i = 0; i < n_embd; ++i) {
+      Sum sum;
+      double error = 0;
+      for (int64_t k = 0; k < s.n; ++k) {
+        const double w = d.down.values[static_cast<size_t>(s.transposed ? k * n_embd + i : i * s.n + k)];
+        const Value& v = values[static_cast<size_t>(k)];
+        sum.value += w * v.value;
+        sum.magnitude += std::fabs(w * v.value);
+        error += std::fabs(w) * v.error;
+      }
+      const auto at = static_cast<size_t>(t * n_embd + i);
+      const double other = std::fabs(d.y[at]) + (d.y_bias.empty() ? 0.0 : std::fabs(d.y_bias[static_cast<size_t>(i)]));
+      // The partial sums, at most 64, are added to what is there one after the other.
+      tolerance[at] =
+          error + sum.error(s.n) + std::min(64.0, static_cast<double>(s.n) / 16 + 4) * kUlp * (other + sum.magnitude);
+    }
+  }
+  return true;
+}
+
+std::shared_ptr<FfnData> ffn_data(uint32_t seed, const FfnShape& s) {
+  auto d = std::make_shared<FfnData>();
+  std::mt19937 rng(seed);
+  d->shape = s;
+  d->gate = random_weights(rng(), s.type, s.n, s.n_embd);
+  if (s.gated) d->up = random_weights(rng(), s.type, s.n, s.n_embd);
+  d->down = random_weights(rng(), s.type, s.transposed ? s.n : s.n_embd, s.transposed ? s.n_embd : s.n);
+  d->x = random_activations(rng(), static_cast<size_t>(s.T * s.n_embd));
+  d->y = random_normal(rng, static_cast<size_t>(s.T * s.n_embd), 10.0f);
+  if (s.biases) {
+    d->y_bias = random_normal(rng, static_cast<size_t>(s.n_embd), 10.0f);
+    if (s.gated) d->up_bias = random_normal(rng, static_cast<size_t>(s.n));
+  }
+  const auto draw = [&](double p) { return std::bernoulli_distribution(p)(rng); };
+  if (s.sparse) {
+    // Gates of length |x| sqrt(n_embd): a bias three times as large decides which neurons are active.
+    const float large = 4.0f * std::sqrt(static_cast<float>(s.n_embd));
+    for (int64_t k = 0; k < s.n; ++k) d->gate_bias.push_back(draw(s.density) ? large : -large);
+    for (int32_t k = 0; k < s.n; ++k) {
+      const bool active = d->gate_bias[static_cast<size_t>(k)] > 0;
+      const bool listed = s.predicted == FfnShape::Predicted::superset ? active || draw(0.3)
+                          : s.predicted == FfnShape::Predicted::subset ? draw(0.5)
+                                                                       : false;
+      if (listed) d->predicted.push_back(k);
+    }
+  } else if (s.biases) {
+    d->gate_bias = random_normal(rng, static_cast<size_t>(s.n));
+  }
+  return d;
+}
+
+std::function<void()> bind_ffn(const std::shared_ptr<FfnData>& d, Bound& b, bool dense) {
+  const FfnShape& s = d->shape;
+  FfnShard shard;
+  shard.gate = b.device.adopt(d->gate.matrix());
+  if (d->up) shard.up = b.device.adopt(d->up.matrix());
+  (s.transposed ? shard.down_t : shard.down) = b.device.adopt(d->down.matrix());
+  shard.gate_bias = b.vector(d->gate_bias);
+  shard.up_bias = b.vector(d->up_bias);
+  shard.act = s.act;
+  shard.act_threshold = s.act_threshold;
+  shard.up_relu = s.up_relu;
+  const Act in = s.n_embd % 32 == 0 ? b.activations(d->x, s.T, s.n_embd) : Act{b.input(d->x), nullptr};
+  const Vector y_bias = b.vector(d->y_bias);
+  float* y = b.output("y", d->y);
+  if (dense)
+    return [&device = b.device, d, shard, in, y_bias, y] { device.ffn_dense(shard, in, d->shape.T, y_bias, y); };
+  SparseArgs sparse;
+  sparse.threshold = s.threshold;
+  if (s.predicted != FfnShape::Predicted::all) {
+    std::vector<int32_t> ids = d->predicted;
+    ids.resize(static_cast<size_t>(s.n));
+    sparse.predicted = b.input(ids);
+    sparse.n_predicted = b.input(std::vector<int32_t>{static_cast<int32_t>(d->predicted.size())});
+  }
+  sparse.active_ids = b.output_ids("active_ids", static_cast<size_t>(s.n));
+  sparse.n_active = b.output_ids("n_active", 1);
+  return [&device = b.device, d, shard, sparse, in, y_bias, y] { device.ffn_sparse(shard, sparse, in, y_bias, y); };
+}
+
+}  // namespace
+
+Case ffn_case(uint32_t seed, const FfnShape& s) {
+  Case c;
+  std::shared_ptr<FfnData> data;
+  std::vector<double> tolerance;
+  do data = ffn_data(seed++, s);
+  while (!ffn_tolerance(*data, tolerance));
+  c.name =
+      fmt::format("ffn {}{} n={} n_embd={} T={} act {}{}{}{}{} density {} threshold {} predicted {} seed {}",
+                  traits(s.type).name, s.sparse ? " sparse" : "", s.n, s.n_embd, s.T, static_cast<int>(s.act),
+                  s.gated ? " gated" : "", s.up_relu ? " up_relu" : "", s.biases ? " biases" : "",
+                  s.transposed ? " down_t" : " down", s.density, s.threshold, static_cast<int>(s.predicted), seed - 1);
+  c.limits = limits_for(s.T, std::max(s.n, s.n_embd), std::max(s.n, s.n_embd));
+  c.limits.n_embd = s.n_embd;
+  c.limits.n_ff = s.n;
+  c.limits.quantized_weights = is_quantized(s.type);
+  c.limits.n_head = c.limits.n_head_kv = std::max<int64_t>(1, s.n_embd / 32);
+  c.tolerance = {tolerance};
+  if (s.sparse) {
+    c.tolerance.emplace_back(static_cast<size_t>(s.n), 0.0);
+    c.tolerance.push_back({0.0});
+  }
+  // `down` quantised: a flipped rounding of one value is a whole step.
+  if (!s.transposed && is_quantized(s.type)) c.vacuous = 0.5;
+  const double rest = bytes_of(data->up) + bytes_of(data->down);
+  c.bytes = bytes_of(data->gate) + (s.sparse ? s.density * rest : rest);
+  c.flops = 2.0 * static_cast<double>(s.T * s.n * s.n_embd) * (s.gated ? 3 : 2);
+  c.bind = [data](Bound& b) { return bind_ffn(data, b, !data->shape.sparse); };
+  return c;
+}
+
+Case dense_twin(uint32_t seed, const FfnShape& sparse) {
+  Case c = ffn_case(seed, sparse);
+  c.name += " (dense)";
+  c.tolerance.resize(1);
+  c.bind = [data = ffn_data(seed, sparse)](Bound& b) { return bind_ffn(data, b, true); };
+  return c;
+}
+
+}  // namespace hearth::test
