@@ -75,7 +75,7 @@ TEST(GgufMalformed, EveryFlippedBitIsSurvived) {
 
 // Runs `body` in a child process that may map at most `extra` bytes more than it has now; true when it returned 0.
 template <typename Body>
-bool within_memory(size_t extra, Body body) {
+bool within_memory([[maybe_unused]] size_t extra, Body body) {
   const pid_t child = fork();
   if (child == 0) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
