@@ -1,13 +1,10 @@
 #pragma once
 // A vocabulary as GGUF stores it (`tokenizer.ggml.*`), checked: every array as long as the token list, every id in
 // range, every merge two non-empty parts.
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
