@@ -297,7 +297,13 @@ QuantizeReport quantize(const std::filesystem::path& in, const std::filesystem::
   write_header(file, options, plan, writer);
   check_free_space(out, writer.file_bytes());
 
-  QuantizeReport report{file.total_bytes(), writer.file_bytes(), plan.down_transposed, plan.down_reason};
+  QuantizeReport report;
+  report.bytes_in = file.total_bytes();
+  report.bytes_out = writer.file_bytes();
+  report.n_down = static_cast<int>(
+      std::count_if(plan.jobs.begin(), plan.jobs.end(), [](const Job& job) { return is_down(job.name); }));
+  report.down_transposed = plan.down_transposed;
+  report.down_reason = std::move(plan.down_reason);
   report.fallbacks = std::move(plan.fallbacks);
   QuantizeProgress progress;
   progress.n_tensors = plan.jobs.size();

@@ -16,8 +16,8 @@ namespace hearth::offline {
 
 // How the FFN's down matrices are written.
 enum class DownLayout {
-  automatic,   // as the input has them where it already has ffn_down_t; else transposed for ReLU-family FFNs, standard
-               // for others
+  // As the input has them where it already has ffn_down_t; else transposed for ReLU-family FFNs, standard for others.
+  automatic,
   transposed,  // blk.N.ffn_down_t.weight, ne = [n_embd, n_ff]: a neuron's column is a row; what sparse kernels read
   standard,    // blk.N.ffn_down.weight, ne = [n_ff, n_embd]: what other programs read
 };
@@ -40,11 +40,12 @@ struct QuantizeOptions {
 
 struct QuantizeReport {
   uint64_t bytes_in = 0, bytes_out = 0;  // whole files
-  bool down_transposed = false;
-  std::string down_reason;            // why, in words
-  int n_converted = 0, n_copied = 0;  // tensors
-  std::vector<std::string>
-      fallbacks;  // matrices whose rows are no whole blocks of the wanted type, kept in 16 or 32 bits
+  int n_down = 0;                        // ffn_down matrices, in either layout
+  bool down_transposed = false;          // how they were written
+  std::string down_reason;               // why, in words
+  int n_converted = 0, n_copied = 0;     // tensors
+  // Matrices whose rows are no whole blocks of the wanted type, kept in 16 or 32 bits.
+  std::vector<std::string> fallbacks;
 };
 
 // Throws Error when a file cannot be read or written, when OUT is IN, when a tensor cannot be converted (quantised

@@ -1,5 +1,6 @@
 // hearth quantize IN OUT TYPE
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/dtype.h"
@@ -8,6 +9,9 @@
 #include "core/thread_team.h"
 #include "offline/quantize.h"
 #include "tools/commands.h"
+#include "tools/common.h"
+#include "tools/progress.h"
+#include "tools/report.h"
 
 namespace hearth::tools {
 namespace {
@@ -15,6 +19,7 @@ namespace {
 struct Options {
   std::string in, out, type, embd_type, head_type;
   bool standard_down = false, transposed_down = false, allow_requantize = false;
+  bool quiet = false, verbose = false;
   int threads = 0;
 };
 
@@ -35,26 +40,28 @@ offline::QuantizeOptions library_options(const Options& o) {
   if (o.standard_down) q.down = offline::DownLayout::standard;
   if (o.transposed_down) q.down = offline::DownLayout::transposed;
   q.allow_requantize = o.allow_requantize;
-  q.progress = [](const offline::QuantizeProgress& p) {
-    const double done =
-        p.bytes_total > 0 ? 100.0 * static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes_total) : 100;
-    log::info("[{:4}/{}] {:5.1f} %  {:<40} {} -> {}", p.tensor + 1, p.n_tensors, done, p.name, traits(p.from).name,
-              traits(p.to).name);
-  };
   return q;
 }
 
 void quantize(const Options& o) {
-  const offline::QuantizeOptions options = library_options(o);
+  set_logging(o.quiet, o.verbose);
+  offline::QuantizeOptions options = library_options(o);
+  std::optional<Progress> progress;
+  options.progress = [&](const offline::QuantizeProgress& p) {
+    if (!progress) progress.emplace(static_cast<int64_t>(p.n_tensors));
+    progress->update(static_cast<int64_t>(p.tensor),
+                     fmt::format("{} {} -> {}", p.name, traits(p.from).name, traits(p.to).name));
+  };
   ThreadTeam team(o.threads);
   const offline::QuantizeReport report = offline::quantize(o.in, o.out, options, team);
+  progress.reset();
   for (const std::string& fallback : report.fallbacks) log::warn("{}", fallback);
-  log::info("ffn_down is written {} ({})",
-            report.down_transposed ? "transposed, for sparse use" : "in the standard layout", report.down_reason);
-  constexpr double mib = 1 << 20;
-  log::info("{}: {:.1f} MiB from {:.1f} MiB; {} tensors converted, {} copied", o.out,
-            static_cast<double>(report.bytes_out) / mib, static_cast<double>(report.bytes_in) / mib, report.n_converted,
-            report.n_copied);
+  if (report.n_down > 0) {
+    log::info("ffn_down is {} ({})", report.down_transposed ? "transposed, for sparse use" : "in the standard layout",
+              report.down_reason);
+  }
+  log::info("{}: {} from {}; {} tensors converted, {} copied", o.out, human_bytes(report.bytes_out),
+            human_bytes(report.bytes_in), report.n_converted, report.n_copied);
 }
 
 }  // namespace
@@ -75,7 +82,8 @@ void register_quantize(CLI::App& app) {
       ->excludes(standard);
   sub->add_flag("--allow-requantize", o->allow_requantize,
                 "convert tensors that are quantised already, losing precision twice");
-  sub->add_option("-t,--threads", o->threads, "threads (default: physical cores)");
+  add_thread_option(*sub, o->threads);
+  add_logging_options(*sub, o->quiet, o->verbose);
   sub->callback([o] { quantize(*o); });
 }
 

@@ -143,6 +143,7 @@ TEST_F(Quantize, EveryPairOfTypes) {
       options.type = to;
       const QuantizeReport report = run(s, options);
       EXPECT_TRUE(report.down_transposed);
+      EXPECT_EQ(report.n_down, 1);
       EXPECT_TRUE(report.fallbacks.empty());
       EXPECT_EQ(report.bytes_out, std::filesystem::file_size(out_));
       for (const std::string name :
