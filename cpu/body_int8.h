@@ -8,7 +8,7 @@ struct Int8Block {
   float scale[kNr];
   uint8_t w[8][kNr][4];
 };
-constexpr int kInt8Tokens = 6;  // 6 x 2 accumulators in integers and as many in floats
+constexpr int kInt8TileTokens = 6;  // 6 x 2 accumulators in integers and as many in floats
 
 size_t int8_panel_bytes(int64_t cols) {
   return static_cast<size_t>(n_blocks(cols)) * sizeof(Int8Block);
@@ -109,7 +109,7 @@ void int8_gemm(const void* panel, int64_t cols, const void* x, size_t x_stride, 
                          x_stride, y + t * y_stride, y_stride, n, add_to_y);
   };
   int64_t t = 0;
-  for (; t + kInt8Tokens <= T; t += kInt8Tokens) tile.template operator()<kInt8Tokens>(t);
+  for (; t + kInt8TileTokens <= T; t += kInt8TileTokens) tile.template operator()<kInt8TileTokens>(t);
   for (; t + 2 <= T; t += 2) tile.template operator()<2>(t);
   if (t < T) tile.template operator()<1>(t);
 }

@@ -5,6 +5,7 @@ constexpr Kernels make_table(const char* name) {
       .name = name,
       .mr = kMr,
       .nr = kNr,
+      .dot_tokens = kDotTokens,
       .dot_rows = {dot_rows<WeightF32>, dot_rows<WeightF16>, dot_rows<WeightBF16>, dot_rows<WeightQ8_0>,
                    dot_rows<WeightQ4_0>},
       .axpy_rows = {axpy_rows<WeightF32>, axpy_rows<WeightF16>, axpy_rows<WeightBF16>, axpy_rows<WeightQ8_0>,

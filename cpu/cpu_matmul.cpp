@@ -7,13 +7,12 @@
 namespace hearth::cpu {
 
 CpuDevice::Method CpuDevice::method(DType type, int64_t T) const {
-  if (T <= kSmallT) return Method::dot;
-  if (!is_quantized(type)) return Method::gemm;
-  return k_.int8_gemm[index(type)] != nullptr ? Method::int8 : Method::dot;
+  if (!is_quantized(type)) return T > k_.dot_tokens ? Method::gemm : Method::dot;
+  return T >= kInt8Tokens && k_.int8_gemm[index(type)] != nullptr ? Method::int8 : Method::dot;
 }
 
 int64_t CpuDevice::rows_per_piece(const Matrix& w, int64_t T) const {
-  if (T > kSmallT) return kGemmRows;
+  if (T > kSmallT || method(w.type, T) != Method::dot) return kGemmRows;
   const auto rows = static_cast<int64_t>((size_t{64} << 10) / std::max<size_t>(1, w.row_size()));
   return std::clamp<int64_t>(rows / 4 * 4, 4, kMaxDotRows);
 }

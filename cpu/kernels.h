@@ -40,7 +40,8 @@ struct RowsView {
 
 struct Kernels {
   const char* name;
-  int mr, nr;  // gemm_tile's tokens and columns
+  int mr, nr;      // gemm_tile's tokens and columns
+  int dot_tokens;  // up to so many tokens dot_rows is faster than packing and gemm_tile (measured on Zen 4)
 
   // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. Of a row's result nothing depends
   // on T or on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in

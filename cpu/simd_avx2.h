@@ -9,6 +9,7 @@ using F = __m256;
 constexpr int kW = 8;
 constexpr int kMr = 6;          // gemm_tile: 6 x 2 vectors of accumulators, of 16 registers
 constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
+constexpr int kDotTokens = 16;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 

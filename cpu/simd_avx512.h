@@ -18,6 +18,7 @@ using F = __m512;
 constexpr int kW = 16;
 constexpr int kMr = 14;         // gemm_tile: 14 x 2 vectors of accumulators, of 32 registers
 constexpr int kRowsSmallT = 4;  // rows at once in products with several tokens
+constexpr int kDotTokens = 64;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 

@@ -12,6 +12,7 @@ struct F {
 constexpr int kW = 4;           // floats in a vector
 constexpr int kMr = 4;          // tokens of gemm_tile
 constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
+constexpr int kDotTokens = 8;   // Kernels::dot_tokens
 
 #define HEARTH_SIMD static inline __attribute__((always_inline))
 

@@ -7,10 +7,12 @@
 
 namespace hearth::cpu {
 
-constexpr int64_t kSmallT = 8;          // up to so many tokens, weights are multiplied where they are
-constexpr int64_t kMaxDotRows = 256;    // rows of a piece then: about 64 KiB of weights, at most this many rows
-constexpr int64_t kGemmRows = 32;       // rows of a piece of a larger product
-constexpr int64_t kPanelK = 256;        // columns multiplied between two visits of the output: 32 KiB panels stay in L1
+constexpr int64_t kSmallT = 8;      // tokens that dot products take at once: they stay in the nearest caches
+constexpr int64_t kInt8Tokens = 4;  // from so many tokens on, packing quantised weights pays
+constexpr int64_t kMaxDotRows =
+    256;                           // rows of a piece for so few tokens: about 64 KiB of weights, at most this many rows
+constexpr int64_t kGemmRows = 32;  // rows of a piece for more tokens
+constexpr int64_t kPanelK = 256;   // columns multiplied between two visits of the output: 32 KiB panels stay in L1
 constexpr int64_t kStripColumns = 128;  // columns of down_t in one piece
 constexpr int64_t kRowsPerPiece = 4;    // tokens of a piece of a row operation
 constexpr int64_t kSelectRows = 64;     // gates of one piece of the sparse FFN

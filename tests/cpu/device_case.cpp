@@ -785,4 +785,67 @@ Case dense_twin(uint32_t seed, const FfnShape& sparse) {
   return c;
 }
 
+// --- speed ---
+
+namespace {
+
+// A large matrix whose rows repeat those of a small one.
+Weights repeated_weights(DType type, int64_t rows, int64_t cols) {
+  constexpr int64_t kDistinct = 64;
+  Weights w = random_weights(1, type, kDistinct, cols);
+  const std::vector<std::byte> distinct = std::move(w.data);
+  const size_t row = row_bytes(type, cols);
+  w.values.clear();
+  w.rows = rows;
+  w.data.resize(static_cast<size_t>(rows) * row);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(w.data.data() + static_cast<size_t>(r) * row,
+                distinct.data() + static_cast<size_t>(r % kDistinct) * row, row);
+  }
+  return w;
+}
+
+}  // namespace
+
+Case matmul_speed(DType type, int64_t T, int64_t rows, int64_t cols) {
+  auto w = std::make_shared<Weights>(repeated_weights(type, rows, cols));
+  Case c;
+  c.name = fmt::format("matmul {} T={} {}x{}", traits(type).name, T, rows, cols);
+  c.limits = limits_for(T, rows, cols);
+  c.limits.quantized_weights = is_quantized(type);
+  c.bytes = bytes_of(*w);
+  c.flops = 2.0 * static_cast<double>(T * rows * cols);
+  c.bind = [w, T](Bound& b) -> std::function<void()> {
+    const Act in = b.activations(random_activations(1, static_cast<size_t>(T * w->cols)), T, w->cols);
+    const MatmulPart part{.w = b.device.adopt(w->matrix()),
+                          .y = b.output("y", poison(static_cast<size_t>(T * w->rows)))};
+    return [&device = b.device, w, part, in, T] { device.matmul({&part, 1}, in, T); };
+  };
+  return c;
+}
+
+Case ffn_speed(const FfnShape& s) {
+  auto d = std::make_shared<FfnData>();
+  std::mt19937 rng(1);
+  d->shape = s;
+  d->gate = repeated_weights(s.type, s.n, s.n_embd);
+  if (s.gated) d->up = repeated_weights(s.type, s.n, s.n_embd);
+  d->down = repeated_weights(s.type, s.transposed ? s.n : s.n_embd, s.transposed ? s.n_embd : s.n);
+  d->x = random_activations(1, static_cast<size_t>(s.T * s.n_embd));
+  d->y.resize(d->x.size());
+  std::bernoulli_distribution active(std::max(0.0, s.density));
+  for (int64_t k = 0; s.sparse && k < s.n; ++k) d->gate_bias.push_back(active(rng) ? 1e4f : -1e4f);
+  Case c;
+  c.name = fmt::format("ffn {} {}x{} density {}", traits(s.type).name, s.n, s.n_embd, s.density);
+  c.limits = limits_for(s.T, std::max(s.n, s.n_embd), std::max(s.n, s.n_embd));
+  c.limits.n_embd = s.n_embd;
+  c.limits.n_ff = s.n;
+  c.limits.quantized_weights = is_quantized(s.type);
+  const double share = s.sparse ? s.density : 1.0;
+  c.bytes = bytes_of(d->gate) + share * (bytes_of(d->up) + bytes_of(d->down));
+  c.flops = 2.0 * static_cast<double>(s.T * s.n * s.n_embd) * (1 + share * (s.gated ? 2 : 1));
+  c.bind = [d](Bound& b) { return bind_ffn(d, b, !d->shape.sparse); };
+  return c;
+}
+
 }  // namespace hearth::test

@@ -122,6 +122,10 @@ Case ffn_case(uint32_t seed, const FfnShape& shape);
 // The same weights and inputs as the sparse case's, computed by ffn_dense.
 Case dense_twin(uint32_t seed, const FfnShape& sparse);
 
+// The same operations at sizes at which only speed is of interest: small repeated weights, no tolerance.
+Case matmul_speed(DType type, int64_t T, int64_t rows, int64_t cols);
+Case ffn_speed(const FfnShape& shape);
+
 Case argmax_case(const std::vector<float>& logits, const std::string& what);
 
 }  // namespace hearth::test

@@ -89,6 +89,7 @@ void check(const Case& c) {
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
 constexpr int64_t kTokens[] = {1, 2, 3, 7, 8, 33};
+constexpr int64_t kManyTokens = 70;  // above every Kernels::dot_tokens, and not a multiple of a tile
 
 int64_t random_cols(std::mt19937& rng, DType type, int64_t most) {
   const int64_t block = traits(type).block_size;
@@ -107,6 +108,8 @@ TEST_P(EveryType, Matmul) {
                       {.bias = true, .strided = true}));
     check(matmul_case(rng(), GetParam(), T, {64}, 544, {.bias = true, .accumulate = true}));
   }
+  check(matmul_case(rng(), GetParam(), kManyTokens, {70, 3}, 352, {.bias = true, .strided = true}));
+  check(matmul_case(rng(), GetParam(), kManyTokens, {33}, 288, {.accumulate = true}));
 }
 
 TEST_P(EveryType, Embed) {
@@ -139,7 +142,9 @@ TEST_P(EveryType, FfnDense) {
       2, {.type = GetParam(), .n = 64, .n_embd = 96, .T = 1, .act = Activation::fat_relu, .act_threshold = 1.5f}));
   check(ffn_case(3, {.type = GetParam(), .n = 64, .n_embd = 96, .T = 9, .act = Activation::relu, .up_relu = true}));
   check(ffn_case(4, {.type = GetParam(), .n = 1200, .n_embd = 64, .T = 1}));
-  check(ffn_case(5, {.type = GetParam(), .n = 320, .n_embd = 160, .T = 17}));
+  check(ffn_case(5, {.type = GetParam(), .n = 320, .n_embd = 160, .T = kManyTokens}));
+  check(ffn_case(
+      6, {.type = GetParam(), .n = 64, .n_embd = 160, .T = kManyTokens, .act = Activation::silu, .transposed = false}));
 }
 
 TEST_P(EveryType, FfnSparse) {
@@ -246,7 +251,7 @@ TEST(Device, BatchEqualsTokenByToken) {
   for (const cpu::Isa isa : cpu::available_isas()) {
     const auto device = cpu::make_device(team, isa);
     for (const DType type : kTypes) {
-      const int64_t T = 20, rows = 50, cols = 320;
+      const int64_t T = kManyTokens, rows = 50, cols = 320;
       const Case batch = matmul_case(31, type, T, {rows}, cols);
       const Weights w = random_weights(77, type, rows, cols);
       const std::vector<float> x = random_activations(78, static_cast<size_t>(T * cols));
