@@ -1,5 +1,6 @@
-// Speed of the CUDA device on synthetic models, without any file: whole-token decode as one graph, each operation by itself,
-// long contexts, prompts, and the sparse FFN. Prints bytes, GB/s and the share of the bandwidth measured at the start.
+// Speed of the CUDA device on synthetic models, without any file: whole-token decode as one graph, each operation by
+// itself, long contexts, prompts, and the sparse FFN. Prints bytes, GB/s and the share of the bandwidth measured at the
+// start.
 //
 //   bench_cuda [decode] [long] [prompt] [tiny] [sparse]      (default: all)
 #include <fmt/format.h>
@@ -30,7 +31,9 @@ constexpr Shape kMistral7B{"mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000};
 constexpr Shape kTiny{"tiny", 8, 512, 2048, 8, 4, 64, 8192};
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Random weights of one type that every matrix is cut from. Each matrix still gets its own GPU memory.
 class RandomWeights {
@@ -45,7 +48,8 @@ class RandomWeights {
     const size_t pattern_bytes = row_bytes(type, n_pattern);
     data_.resize(static_cast<size_t>(largest / n_pattern + 1) * pattern_bytes);
     t.from_float(values.data(), data_.data(), n_pattern);
-    for (size_t at = pattern_bytes; at < data_.size(); at += pattern_bytes) std::memcpy(&data_[at], data_.data(), pattern_bytes);
+    for (size_t at = pattern_bytes; at < data_.size(); at += pattern_bytes)
+      std::memcpy(&data_[at], data_.data(), pattern_bytes);
   }
   Matrix matrix(int64_t rows, int64_t cols) const { return {type_, rows, cols, data_.data(), nullptr}; }
 
@@ -64,9 +68,17 @@ class SyntheticModel {
  public:
   SyntheticModel(const Shape& shape, DType weights, int64_t context, int64_t max_tokens, bool transposed_down = false)
       : s(shape), type(weights), n_ctx(context), device(cuda::make_device(0)) {
-    device->reserve({.max_tokens = max_tokens, .max_context = n_ctx, .max_cols = std::max(s.n_ff, s.n_embd),
-                     .max_rows = s.n_ff, .n_vocab = s.n_vocab, .n_ff = s.n_ff, .n_embd = s.n_embd, .n_head = s.n_head,
-                     .n_head_kv = s.n_head_kv, .head_dim = s.head_dim, .quantized_weights = is_quantized(type)});
+    device->reserve({.max_tokens = max_tokens,
+                     .max_context = n_ctx,
+                     .max_cols = std::max(s.n_ff, s.n_embd),
+                     .max_rows = s.n_ff,
+                     .n_vocab = s.n_vocab,
+                     .n_ff = s.n_ff,
+                     .n_embd = s.n_embd,
+                     .n_head = s.n_head,
+                     .n_head_kv = s.n_head_kv,
+                     .head_dim = s.head_dim,
+                     .quantized_weights = is_quantized(type)});
     load(transposed_down);
     const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim, T = max_tokens;
     x = buffer(T * s.n_embd), q = buffer(T * n_q), k = buffer(T * n_kv), v = buffer(T * n_kv);
@@ -85,7 +97,8 @@ class SyntheticModel {
 
   void set_tokens(int64_t first_pos, int64_t T) {
     std::vector<int32_t> id(static_cast<size_t>(T)), p(static_cast<size_t>(T));
-    for (size_t i = 0; i < p.size(); ++i) id[i] = static_cast<int32_t>(i * 7 % 1000), p[i] = static_cast<int32_t>(first_pos) + static_cast<int32_t>(i);
+    for (size_t i = 0; i < p.size(); ++i)
+      id[i] = static_cast<int32_t>(i * 7 % 1000), p[i] = static_cast<int32_t>(first_pos) + static_cast<int32_t>(i);
     device->upload(ids, id.data(), id.size() * 4);
     device->upload(pos, p.data(), p.size() * 4);
   }
@@ -145,7 +158,9 @@ class SyntheticModel {
     return f.gate.bytes() + f.up.bytes() + (f.down ? f.down : f.down_t).bytes();
   }
   size_t kv_bytes(int64_t n_kv) const { return static_cast<size_t>(2 * s.n_head_kv * n_kv * s.head_dim) * 2; }
-  size_t token_bytes(int64_t n_kv) const { return static_cast<size_t>(s.n_layer) * (layer_bytes() + kv_bytes(n_kv)) + head.bytes(); }
+  size_t token_bytes(int64_t n_kv) const {
+    return static_cast<size_t>(s.n_layer) * (layer_bytes() + kv_bytes(n_kv)) + head.bytes();
+  }
 
   Shape s;
   DType type;
@@ -174,18 +189,21 @@ class SyntheticModel {
     for (int64_t i = 0; i < s.n_layer; ++i) {
       Layer l{adopt(n_q, s.n_embd), adopt(n_kv, s.n_embd), adopt(n_kv, s.n_embd), adopt(s.n_embd, n_q), {}};
       l.ffn.gate = adopt(s.n_ff, s.n_embd), l.ffn.up = adopt(s.n_ff, s.n_embd);
-      (transposed_down ? l.ffn.down_t : l.ffn.down) = transposed_down ? adopt(s.n_ff, s.n_embd) : adopt(s.n_embd, s.n_ff);
+      (transposed_down ? l.ffn.down_t : l.ffn.down) =
+          transposed_down ? adopt(s.n_ff, s.n_embd) : adopt(s.n_embd, s.n_ff);
       l.ffn.act = transposed_down ? Activation::relu : Activation::silu;
       layers.push_back(l);
     }
     embedding = adopt(s.n_vocab, s.n_embd), head = adopt(s.n_vocab, s.n_embd);
     device->synchronize();
-    fmt::print("loaded {} {}: {:.2f} GB in {:.2f} s, {:.1f} GB/s\n", s.name, traits(type).name, static_cast<double>(bytes) * 1e-9,
-               seconds_since(start), static_cast<double>(bytes) * 1e-9 / seconds_since(start));
+    fmt::print("loaded {} {}: {:.2f} GB in {:.2f} s, {:.1f} GB/s\n", s.name, traits(type).name,
+               static_cast<double>(bytes) * 1e-9, seconds_since(start),
+               static_cast<double>(bytes) * 1e-9 / seconds_since(start));
     const std::vector<float> ones(static_cast<size_t>(s.n_embd), 1.0f);
     norm_weight = device->adopt(Vector{ones.data(), s.n_embd});
     std::vector<float> freq(static_cast<size_t>(s.head_dim / 2));
-    for (size_t i = 0; i < freq.size(); ++i) freq[i] = std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.head_dim));
+    for (size_t i = 0; i < freq.size(); ++i)
+      freq[i] = std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.head_dim));
     inv_freq = device->adopt(Vector{freq.data(), s.head_dim / 2});
   }
   float* buffer(int64_t n) {
@@ -233,12 +251,14 @@ void print_token(const SyntheticModel& m, const char* what, int64_t n_kv, double
 // Every operation by itself, all layers in one graph (so that weights come from memory, not from cache).
 void print_operations(SyntheticModel& m, int64_t max_kv, int64_t n_kv) {
   const auto row = [&](const char* name, size_t bytes, const std::function<void(int64_t, const Layer&)>& step) {
-    const double t = time_graph(*m.device, [&] {
-      for (int64_t i = 0; i < m.s.n_layer; ++i) step(i, m.layers[static_cast<size_t>(i)]);
-    }) / static_cast<double>(m.s.n_layer);
+    const double t = time_graph(*m.device,
+                                [&] {
+                                  for (int64_t i = 0; i < m.s.n_layer; ++i) step(i, m.layers[static_cast<size_t>(i)]);
+                                }) /
+                     static_cast<double>(m.s.n_layer);
     const double rate = static_cast<double>(bytes) / t;
-    fmt::print("    {:<12} {:>8.2f} us {:>8.2f} MB {:>7.0f} GB/s {:>5.1f} %\n", name, t * 1e6, static_cast<double>(bytes) * 1e-6,
-               rate * 1e-9, 100 * rate / g_bandwidth);
+    fmt::print("    {:<12} {:>8.2f} us {:>8.2f} MB {:>7.0f} GB/s {:>5.1f} %\n", name, t * 1e6,
+               static_cast<double>(bytes) * 1e-6, rate * 1e-9, 100 * rate / g_bandwidth);
   };
   const Layer& l = m.layers[0];
   row("norm", 0, [&](int64_t, const Layer&) { m.do_norm(1); });
@@ -249,8 +269,8 @@ void print_operations(SyntheticModel& m, int64_t max_kv, int64_t n_kv) {
   row("ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_ffn(w, 1); });
   row("norm+ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_norm(1), m.do_ffn(w, 1); });
   const double head = time_graph(*m.device, [&] { m.do_head(); });
-  fmt::print("    {:<12} {:>8.2f} us {:>8.2f} MB {:>7.0f} GB/s\n", "head", head * 1e6, static_cast<double>(m.head.bytes()) * 1e-6,
-             static_cast<double>(m.head.bytes()) / head * 1e-9);
+  fmt::print("    {:<12} {:>8.2f} us {:>8.2f} MB {:>7.0f} GB/s\n", "head", head * 1e6,
+             static_cast<double>(m.head.bytes()) * 1e-6, static_cast<double>(m.head.bytes()) / head * 1e-9);
   const double best = time_graph(*m.device, [&] { m.device->argmax(m.logits, m.s.n_vocab, m.best); });
   fmt::print("    {:<12} {:>8.2f} us\n", "argmax", best * 1e6);
 }
@@ -284,11 +304,16 @@ void bench_long(const Shape& shape, DType type) {
   SyntheticModel m(shape, type, 16384, 1);
   for (const int64_t n_kv : {1024, 4096, 16384}) {
     m.set_tokens(n_kv - 1, 1);
-    print_token(m, fmt::format("{} in context", n_kv).c_str(), n_kv, time_graph(*m.device, [&] { m.forward(1, n_kv); }, 10, 3));
-    const double t = time_graph(*m.device, [&] {
-      for (int64_t i = 0; i < m.s.n_layer; ++i) m.do_attention(i, 1, n_kv);
-    }) / static_cast<double>(m.s.n_layer);
-    fmt::print("    attention    {:>8.2f} us {:>7.0f} GB/s\n", t * 1e6, static_cast<double>(m.kv_bytes(n_kv)) / t * 1e-9);
+    print_token(m, fmt::format("{} in context", n_kv).c_str(), n_kv,
+                time_graph(
+                    *m.device, [&] { m.forward(1, n_kv); }, 10, 3));
+    const double t = time_graph(*m.device,
+                                [&] {
+                                  for (int64_t i = 0; i < m.s.n_layer; ++i) m.do_attention(i, 1, n_kv);
+                                }) /
+                     static_cast<double>(m.s.n_layer);
+    fmt::print("    attention    {:>8.2f} us {:>7.0f} GB/s\n", t * 1e6,
+               static_cast<double>(m.kv_bytes(n_kv)) / t * 1e-9);
   }
 }
 
@@ -307,14 +332,15 @@ void bench_prompt(const Shape& shape, DType type, int64_t T) {
     return best;
   };
   const double t = time([&] { m.forward(T, T); });
-  const double flops = 2.0 * static_cast<double>(T) * static_cast<double>(m.layer_bytes()) / static_cast<double>(row_bytes(type, 32)) * 32 *
-                       static_cast<double>(m.s.n_layer);
+  const double flops = 2.0 * static_cast<double>(T) * static_cast<double>(m.layer_bytes()) /
+                       static_cast<double>(row_bytes(type, 32)) * 32 * static_cast<double>(m.s.n_layer);
   fmt::print("{:<11} {:<5} prompt {:<6} {:>9.0f} tok/s {:>8.2f} ms {:>6.0f} TFLOP/s\n", m.s.name, traits(type).name, T,
              static_cast<double>(T) / t, t * 1e3, flops / t * 1e-12);
   const auto row = [&](const char* name, const std::function<void(int64_t, const Layer&)>& step) {
     const double each = time([&] {
-      for (int64_t i = 0; i < m.s.n_layer; ++i) step(i, m.layers[static_cast<size_t>(i)]);
-    }) / static_cast<double>(m.s.n_layer);
+                          for (int64_t i = 0; i < m.s.n_layer; ++i) step(i, m.layers[static_cast<size_t>(i)]);
+                        }) /
+                        static_cast<double>(m.s.n_layer);
     fmt::print("    {:<12} {:>8.1f} us\n", name, each * 1e6);
   };
   row("norm", [&](int64_t, const Layer&) { m.do_norm(T); });
@@ -335,9 +361,13 @@ void bench_sparse(const Shape& shape, DType type) {
   for (float& v : x) v = std::normal_distribution<float>()(rng);
   const auto reset = [&] { m.device->upload(m.x, x.data(), x.size() * 4), m.do_norm(1); };
   reset();
-  const double dense = time_graph(*m.device, [&] { for (const Layer& l : m.layers) m.do_ffn(l, 1); }) / static_cast<double>(shape.n_layer);
-  fmt::print("{:<11} {:<5} ffn dense, transposed down {:>8.2f} us {:>7.0f} GB/s\n", shape.name, traits(type).name, dense * 1e6,
-             static_cast<double>(m.ffn_bytes()) / dense * 1e-9);
+  const double dense = time_graph(*m.device,
+                                  [&] {
+                                    for (const Layer& l : m.layers) m.do_ffn(l, 1);
+                                  }) /
+                       static_cast<double>(shape.n_layer);
+  fmt::print("{:<11} {:<5} ffn dense, transposed down {:>8.2f} us {:>7.0f} GB/s\n", shape.name, traits(type).name,
+             dense * 1e6, static_cast<double>(m.ffn_bytes()) / dense * 1e-9);
   for (const double density : {0.5, 0.1, 0.02}) {
     float low = 0.0f, high = 100.0f;
     int32_t active = 0;
@@ -349,12 +379,15 @@ void bench_sparse(const Shape& shape, DType type) {
       (active > density * static_cast<double>(shape.n_ff) ? low : high) = mid;
     }
     reset();
-    const double t = time_graph(*m.device, [&] {
-      for (const Layer& l : m.layers) m.device->ffn_sparse(l.ffn, {.threshold = low}, m.normed, {}, m.x);
-    }) / static_cast<double>(shape.n_layer);
+    const double t = time_graph(*m.device,
+                                [&] {
+                                  for (const Layer& l : m.layers)
+                                    m.device->ffn_sparse(l.ffn, {.threshold = low}, m.normed, {}, m.x);
+                                }) /
+                     static_cast<double>(shape.n_layer);
     const double bytes = static_cast<double>(m.ffn_bytes()) / 3 * (1 + 2.0 * active / static_cast<double>(shape.n_ff));
-    fmt::print("{:<11} {:<5} ffn sparse, {:>5} of {} active {:>8.2f} us {:>7.0f} GB/s\n", shape.name, traits(type).name, active,
-               shape.n_ff, t * 1e6, bytes / t * 1e-9);
+    fmt::print("{:<11} {:<5} ffn sparse, {:>5} of {} active {:>8.2f} us {:>7.0f} GB/s\n", shape.name, traits(type).name,
+               active, shape.n_ff, t * 1e6, bytes / t * 1e-9);
   }
   std::fflush(stdout);
 }
@@ -366,14 +399,19 @@ void run(const std::set<std::string>& sections) {
   const auto start = Clock::now();
   const cuda::Bandwidth b = cuda::measure_bandwidth(0);
   g_bandwidth = b.memory_read;
-  fmt::print("{}: read {:.0f} GB/s, host to device {:.1f} GB/s, device to host {:.1f} GB/s ({:.2f} s to measure)\n", gpus[0].name,
-             b.memory_read * 1e-9, b.host_to_device * 1e-9, b.device_to_host * 1e-9, seconds_since(start));
+  fmt::print("{}: read {:.0f} GB/s, host to device {:.1f} GB/s, device to host {:.1f} GB/s ({:.2f} s to measure)\n",
+             gpus[0].name, b.memory_read * 1e-9, b.host_to_device * 1e-9, b.device_to_host * 1e-9,
+             seconds_since(start));
   const auto wants = [&](const char* name) { return sections.empty() || sections.count(name) > 0; };
   constexpr DType kTypes[] = {DType::f16, DType::q8_0, DType::q4_0};
-  if (wants("decode")) for (const DType t : kTypes) bench_decode(kLlama7B, t);
-  if (wants("tiny")) for (const DType t : kTypes) bench_decode(kTiny, t);
-  if (wants("prompt")) for (const DType t : kTypes) bench_prompt(kLlama7B, t, 512);
-  if (wants("sparse")) for (const DType t : kTypes) bench_sparse(kLlama7B, t);
+  if (wants("decode"))
+    for (const DType t : kTypes) bench_decode(kLlama7B, t);
+  if (wants("tiny"))
+    for (const DType t : kTypes) bench_decode(kTiny, t);
+  if (wants("prompt"))
+    for (const DType t : kTypes) bench_prompt(kLlama7B, t, 512);
+  if (wants("sparse"))
+    for (const DType t : kTypes) bench_sparse(kLlama7B, t);
   if (wants("long")) {
     bench_long(kLlama7B, DType::f16);
     bench_long(kMistral7B, DType::q4_0);

@@ -1,0 +1,43 @@
+#pragma once
+// The FFN's non-linearities (core/device.h, Activation).
+#include "core/device.h"
+
+namespace hearth::cuda {
+
+__device__ __forceinline__ float activate(Activation act, float threshold, float z) {
+  switch (act) {
+    case Activation::relu:
+      return fmaxf(z, 0.0f);
+    case Activation::fat_relu:
+      return z > threshold ? z : 0.0f;
+    case Activation::relu2:
+      return z > 0.0f ? z * z : 0.0f;
+    case Activation::silu:
+      return z / (1.0f + expf(-z));
+    case Activation::gelu:
+      return 0.5f * z * (1.0f + erff(z * 0.70710678f));
+  }
+  return 0.0f;
+}
+
+// What turns the two pre-activations of a neuron into its value.
+struct NeuronArgs {
+  const float* gate_bias;
+  const float* up_bias;
+  Activation act;
+  float threshold;
+  bool up_relu;
+
+  __device__ __forceinline__ float gate(float z, int64_t k) const {
+    return activate(act, threshold, gate_bias != nullptr ? z + gate_bias[k] : z);
+  }
+  __device__ __forceinline__ float up(float z, int64_t k) const {
+    const float u = up_bias != nullptr ? z + up_bias[k] : z;
+    return up_relu ? fmaxf(u, 0.0f) : u;
+  }
+};
+inline NeuronArgs neuron_args(const FfnShard& s) {
+  return {s.gate_bias.data, s.up_bias.data, s.act, s.act_threshold, s.up_relu};
+}
+
+}  // namespace hearth::cuda

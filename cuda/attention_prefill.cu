@@ -1,0 +1,205 @@
+// Causal attention of many tokens on tensor cores, tile by tile with an online softmax (FlashAttention-2, Dao 2023):
+// scores live in registers and are never written. A block has 64 queries of one head; a warp has 16 of them.
+#include "cuda/kernels.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/reduce.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kQueries = 16 * kWarps;
+constexpr float kNone = -1e30f;  // the score of a masked key
+
+template <int kDim>
+constexpr int kKeys = kDim > 128 ? 32 : 64;  // of a tile
+template <int kDim>
+constexpr int kRow = kDim + 8;  // halves between tile rows: the padding keeps ldmatrix free of bank conflicts
+
+// Rows [first, first + kKeys) of one head's cache; zeros past `end` and past head_dim.
+template <int kDim>
+__device__ __forceinline__ void load_tile(__half* tile, const f16_t* cache, int first, int end, int head_dim) {
+  constexpr int kUnits = kDim / 8;
+#pragma unroll
+  for (int i = threadIdx.x; i < kKeys<kDim> * kUnits; i += kWarps * kWarp) {
+    const int row = i / kUnits, unit = i % kUnits;
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (first + row < end && unit * 8 < head_dim) {
+      v = __ldcg(reinterpret_cast<const uint4*>(cache + static_cast<int64_t>(first + row) * head_dim + unit * 8));
+    }
+    *reinterpret_cast<uint4*>(tile + row * kRow<kDim> + unit * 8) = v;
+  }
+}
+
+// A warp's 16 queries: their fragments, running softmax, and output. A lane has rows lane / 4 and lane / 4 + 8.
+template <int kDim>
+struct WarpQueries {
+  FragmentA q[kDim / 16];
+  FragmentC out[kDim / 8];
+  float top[2], sum[2];
+  int pos[2];  // of the two rows
+
+  // Reads queries first .. first + 15 of one head (beyond T: zeros), scaled for base-2 softmax.
+  __device__ __forceinline__ void load(const AttentionArgs& a, int64_t first, int64_t T, int64_t head, int pos0) {
+    const int lane = threadIdx.x % kWarp;
+    const float scale = a.scale * 1.44269504f;
+    const auto pair = [&](int64_t t, int c) {
+      if (t >= T || c >= a.head_dim) return 0u;
+      const float2 v = __ldcg(reinterpret_cast<const float2*>(a.q + t * a.q_stride + head * a.head_dim + c));
+      return pack_half2(v.x * scale, v.y * scale);
+    };
+    const int64_t row = first + lane / 4;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const int c = k * 16 + lane % 4 * 2;
+      q[k] = {{pair(row, c), pair(row + 8, c), pair(row, c + 8), pair(row + 8, c + 8)}};
+    }
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) out[i] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = kNone, sum[r] = 0.0f;
+      pos[r] = pos0 + static_cast<int>(row) + 8 * r;
+    }
+  }
+
+  // scores[j] = Q K^T of keys 8j .. 8j + 7 of the tile.
+  __device__ __forceinline__ void score(const __half* keys, FragmentC (&s)[kKeys<kDim> / 8]) const {
+    const int lane = threadIdx.x % kWarp;
+    const __half* row = keys + (lane % 8 + lane / 16 * 8) * kRow<kDim> + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < kKeys<kDim> / 8; ++j) s[j] = {};
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int j = 0; j < kKeys<kDim> / 8; j += 2) {
+        unsigned b[4];
+        load_matrices(b, row + j * 8 * kRow<kDim> + k * 16);
+        mma(s[j], q[k], b[0], b[1]);
+        mma(s[j + 1], q[k], b[2], b[3]);
+      }
+    }
+  }
+  // Masks the keys that a row does not see, and turns scores into probabilities relative to the new maximum.
+  __device__ __forceinline__ void softmax(FragmentC (&s)[kKeys<kDim> / 8], int first_key, int window) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int oldest = window > 0 ? pos[r] - window + 1 : 0;
+      float best = top[r];
+#pragma unroll
+      for (int j = 0; j < kKeys<kDim> / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int key = first_key + j * 8 + lane % 4 * 2 + i;
+          float& v = s[j].v[2 * r + i];
+          if (key > pos[r] || key < oldest) v = kNone;
+          best = fmaxf(best, v);
+        }
+      }
+      best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 1));
+      best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 2));
+      const float scale = exp2f(top[r] - best);
+      top[r] = best, sum[r] *= scale;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) out[i].v[2 * r] *= scale, out[i].v[2 * r + 1] *= scale;
+#pragma unroll
+      for (int j = 0; j < kKeys<kDim> / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& v = s[j].v[2 * r + i];
+          v = v == kNone ? 0.0f : exp2f(v - best);
+          sum[r] += v;  // this lane's keys; lanes are added at the end
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void add_values(const __half* values, const FragmentC (&p)[kKeys<kDim> / 8]) {
+    const int lane = threadIdx.x % kWarp;
+    const __half* row = values + (lane % 8 + lane / 8 % 2 * 8) * kRow<kDim> + lane / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < kKeys<kDim> / 16; ++k) {
+      const FragmentC &low = p[2 * k], &high = p[2 * k + 1];
+      const FragmentA a{{pack_half2(low.v[0], low.v[1]), pack_half2(low.v[2], low.v[3]),
+                         pack_half2(high.v[0], high.v[1]), pack_half2(high.v[2], high.v[3])}};
+#pragma unroll
+      for (int i = 0; i < kDim / 8; i += 2) {
+        unsigned b[4];
+        load_matrices_transposed(b, row + k * 16 * kRow<kDim> + i * 8);
+        mma(out[i], a, b[0], b[1]);
+        mma(out[i + 1], a, b[2], b[3]);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(const AttentionArgs& a, int64_t first, int64_t T, int64_t head,
+                                        float* to) const {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float total = sum[r];
+      total += __shfl_xor_sync(kAllLanes, total, 1);
+      total += __shfl_xor_sync(kAllLanes, total, 2);
+      const int64_t t = first + lane / 4 + 8 * r;
+      if (t >= T) continue;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int c = i * 8 + lane % 4 * 2;
+        if (c >= a.head_dim) continue;
+        *reinterpret_cast<float2*>(to + (t * a.n_head + head) * a.head_dim + c) = {out[i].v[2 * r] / total,
+                                                                                   out[i].v[2 * r + 1] / total};
+      }
+    }
+  }
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    prefill_kernel(const __grid_constant__ AttentionArgs a, int64_t T, float* out) {
+  extern __shared__ uint4 shared[];
+  __half* keys = reinterpret_cast<__half*>(shared);
+  __half* values = keys + kKeys<kDim> * kRow<kDim>;
+  grid_trigger();
+  grid_wait();
+  const int64_t head = blockIdx.y, kv_head = head / (a.n_head / a.n_head_kv);
+  const int64_t block_first =
+      static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kQueries;  // the longest rows start first
+  const int64_t first = block_first + threadIdx.x / kWarp * 16;
+  const int pos0 = __ldcg(a.pos);
+  const int window = static_cast<int>(a.window), head_dim = static_cast<int>(a.head_dim);
+  const int64_t block_last = block_first + kQueries < T ? block_first + kQueries : T;
+  const int end = pos0 + static_cast<int>(block_last);
+  const int begin = window > 0 ? max(0, pos0 + static_cast<int>(block_first) - window + 1) : 0;
+  const f16_t* k_head = a.k_cache + kv_head * a.n_ctx * head_dim;
+  const f16_t* v_head = a.v_cache + kv_head * a.n_ctx * head_dim;
+  WarpQueries<kDim> w;
+  w.load(a, first, T, head, pos0);
+  for (int key = begin; key < end; key += kKeys<kDim>) {
+    __syncthreads();
+    load_tile<kDim>(keys, k_head, key, end, head_dim);
+    load_tile<kDim>(values, v_head, key, end, head_dim);
+    __syncthreads();
+    FragmentC s[kKeys<kDim> / 8];
+    w.score(keys, s);
+    w.softmax(s, key, window);
+    w.add_values(values, s);
+  }
+  w.store(a, first, T, head, out);
+}
+
+template <int kDim>
+void run(const Gpu& gpu, const AttentionArgs& a, int64_t T, float* out) {
+  launch(gpu, prefill_kernel<kDim>, dim3(grid_size(ceil_div(T, kQueries)), grid_size(a.n_head)), kWarps * kWarp,
+         sizeof(__half) * 2 * kKeys<kDim> * kRow<kDim>, a, T, out);
+}
+
+}  // namespace
+
+void attention_prefill(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* out) {
+  AttentionArgs a = args;
+  if (a.q_stride == 0) a.q_stride = a.n_head * a.head_dim;
+  if (a.head_dim <= 64) return run<64>(gpu, a, T, out);
+  if (a.head_dim <= 128) return run<128>(gpu, a, T, out);
+  run<256>(gpu, a, T, out);
+}
+
+}  // namespace hearth::cuda

@@ -1,0 +1,355 @@
+// The CUDA device: core/device.h over one GPU and one stream.
+#include "cuda/cuda.h"
+
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "cuda/gemm.cuh"
+#include "cuda/info.cuh"
+#include "cuda/kernels.cuh"
+#include "cuda/layout.h"
+#include "cuda/memory.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+// Batches of at most this many tokens go through the matvec kernels. For quantised weights these win until dequantising
+// for the tensor cores is worth its traffic (it writes and reads 2 bytes a weight).
+constexpr int64_t kMatvecTokensQuantized = 4;
+constexpr int64_t kMatvecTokens = 1;
+// Batches of at most this many tokens use the attention that splits the context.
+constexpr int64_t kDecodeTokens = 8;
+
+// Pieces of one allocation, aligned.
+class Layout {
+ public:
+  size_t add(size_t bytes) {
+    const size_t at = total_;
+    total_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+  size_t total() const { return total_; }
+
+ private:
+  size_t total_ = 0;
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int gpu);
+  ~CudaDevice() override;
+
+  std::string name() const override { return name_; }
+  bool is_host() const override { return false; }
+  std::vector<MemoryUse> memory() const override { return account_.uses(); }
+
+  void upload(void* device, const void* host, size_t bytes) override;
+  void download(void* host, const void* device, size_t bytes) override;
+  void fill_zero(void* device, size_t bytes) override;
+  void synchronize() override;
+  Matrix adopt(const Matrix& host) override;
+  Vector adopt(const Vector& host) override;
+  size_t adopted_bytes(const Matrix& host) const override {
+    return host ? adopted_layout(host.type, host.rows, host.cols).total_bytes : 0;
+  }
+  size_t q8_bytes(int64_t n) const override { return static_cast<size_t>(q8_row_bytes(n)); }
+  void reserve(const Limits& limits) override;
+
+  void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
+             int64_t position_offset, int64_t T, float* x) override {
+    cuda::embed(gpu_, table, ids, positions, pos, position_offset, T, x);
+  }
+  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { cuda::norm(gpu_, args, x, T, out); }
+  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
+  void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }
+  void attention(const AttentionArgs& args, int64_t T, Act out) override;
+  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
+  void argmax(const float* logits, int64_t n, int32_t* id) override {
+    check_reserved(1);
+    cuda::argmax(gpu_, logits, n, scratch_.argmax, id);
+  }
+
+  bool supports_graphs() const override { return true; }
+  void begin_capture() override;
+  int end_capture() override;
+  void launch(int graph) override;
+
+ protected:
+  void* allocate_bytes(size_t bytes, Purpose purpose) override;
+  void release_bytes(void* data, size_t bytes, Purpose purpose) override;
+
+ private:
+  void check_reserved(int64_t T) const;
+  bool use_matvec(DType type, int64_t T) const {
+    return T <= (is_quantized(type) ? kMatvecTokensQuantized : kMatvecTokens);
+  }
+  // gate, up and activation into scratch; returns where the neurons' values are.
+  Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
+
+  Gpu gpu_;
+  std::string name_;
+  Stream stream_;
+  Account account_;
+  std::optional<Heap> heap_;
+  std::optional<WeightArena> weights_;
+  std::optional<Uploader> uploader_;
+  std::optional<Gemm> gemm_;
+  PinnedMemory staging_;  // for small copies
+  size_t staging_at_ = 0;
+  std::vector<GraphExec> graphs_;
+
+  Limits limits_;
+  DeviceBuffer storage_;
+  struct {
+    float* gate = nullptr;      // [max_tokens][n_ff]
+    float* up = nullptr;        // [max_tokens][n_ff]
+    void* hidden_q8 = nullptr;  // [few tokens][n_ff] in the 8-bit form
+    float* attention = nullptr;
+    float* down = nullptr;
+    int32_t* ids = nullptr;  // [n_ff]
+    int32_t* count = nullptr;
+    unsigned long long* argmax = nullptr;
+  } scratch_;
+};
+
+constexpr size_t kStagingBytes = size_t{1} << 20;
+
+CudaDevice::CudaDevice(int gpu) {
+  const size_t context = activate(gpu);  // makes it current, too
+  cudaDeviceProp p{};
+  CUDA_CHECK(cudaGetDeviceProperties(&p, gpu));
+  name_ = p.name;
+  stream_ = make_stream();
+  gpu_ = {gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, supports_overlap(gpu)};
+  heap_.emplace(gpu, account_);
+  weights_.emplace(gpu, account_);
+  gemm_.emplace(gpu_);
+  staging_ = make_pinned(kStagingBytes);
+  account_.add(Purpose::context, context);
+}
+
+CudaDevice::~CudaDevice() {
+  cudaSetDevice(gpu_.index);
+  cudaStreamSynchronize(stream_);
+  storage_ = {};
+}
+
+// --- memory ---
+
+void* CudaDevice::allocate_bytes(size_t bytes, Purpose purpose) {
+  void* data = heap_->allocate(bytes, purpose);
+  fill_zero(data, bytes);
+  return data;
+}
+void CudaDevice::release_bytes(void* data, size_t bytes, Purpose purpose) {
+  cudaStreamSynchronize(stream_);
+  heap_->release(data, bytes, purpose);
+}
+
+void CudaDevice::upload(void* device, const void* host, size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > kStagingBytes) {
+    if (!uploader_) uploader_.emplace();
+    return uploader_->copy(device, host, bytes, stream_);
+  }
+  // Through a ring of page-locked memory: the caller may reuse its own at once, and nothing waits until the ring is
+  // full.
+  const size_t size = (bytes + 63) / 64 * 64;
+  if (staging_at_ + size > kStagingBytes) {
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    staging_at_ = 0;
+  }
+  std::byte* slot = static_cast<std::byte*>(static_cast<void*>(staging_)) + staging_at_;
+  std::memcpy(slot, host, bytes);
+  CUDA_CHECK(cudaMemcpyAsync(device, slot, bytes, cudaMemcpyHostToDevice, stream_));
+  staging_at_ += size;
+}
+
+void CudaDevice::download(void* host, const void* device, size_t bytes) {
+  CUDA_CHECK(cudaStreamSynchronize(stream_));  // the ring is free now, and all results are there
+  staging_at_ = 0;
+  auto* buffer = static_cast<std::byte*>(static_cast<void*>(staging_));
+  for (size_t at = 0; at < bytes; at += kStagingBytes) {
+    const size_t n = std::min(kStagingBytes, bytes - at);
+    CUDA_CHECK(cudaMemcpyAsync(buffer, static_cast<const std::byte*>(device) + at, n, cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    std::memcpy(static_cast<std::byte*>(host) + at, buffer, n);
+  }
+}
+
+void CudaDevice::fill_zero(void* device, size_t bytes) {
+  if (bytes > 0) CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream_));
+}
+void CudaDevice::synchronize() {
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+Matrix CudaDevice::adopt(const Matrix& host) {
+  if (!host) return host;
+  const DTypeTraits& t = traits(host.type);
+  if (!t.computable()) {
+    fail("weights of type {} cannot be computed with; expected f32, f16, bf16, q8_0 or q4_0: quantise the model again",
+         t.name);
+  }
+  HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
+  const AdoptedLayout layout = adopted_layout(host.type, host.rows, host.cols);
+  auto* data = static_cast<std::byte*>(weights_->allocate(layout.total_bytes));
+  Matrix m = host;
+  m.data = data;
+  if (!t.quantized()) {
+    upload(data, host.data, layout.data_bytes);
+  } else {
+    m.scales = data + layout.scales_offset;
+    if (!uploader_) uploader_.emplace();
+    uploader_->copy_split(host, data, data + layout.scales_offset, stream_);
+  }
+  return m;
+}
+
+Vector CudaDevice::adopt(const Vector& host) {
+  if (!host) return host;
+  const size_t bytes = static_cast<size_t>(host.n) * sizeof(float);
+  void* data = weights_->allocate(bytes);
+  upload(data, host.data, bytes);
+  return {static_cast<const float*>(data), host.n};
+}
+
+void CudaDevice::reserve(const Limits& l) {
+  HEARTH_CHECK(storage_.bytes() == 0, "reserve() is called once");
+  const auto bytes = [](int64_t n, size_t each) { return static_cast<size_t>(n) * each; };
+  const int64_t T = l.max_tokens, n_ff = round_up(l.n_ff, 32);
+  const int64_t few = std::min(T, kMatvecTokensQuantized), decode = std::min(T, kDecodeTokens);
+  Layout layout;
+  const size_t gate = layout.add(bytes(T * n_ff, 4)), up = layout.add(bytes(T * n_ff, 4));
+  const size_t hidden_q8 = layout.add(static_cast<size_t>(few) * q8_bytes(n_ff));
+  const size_t attention = layout.add(attention_partial_bytes(gpu_, l.n_head, l.n_head_kv, l.head_dim, decode));
+  const size_t down = layout.add(down_partial_bytes(gpu_, l.n_embd));
+  const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
+  const bool batches = T > kMatvecTokens;
+  const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
+  const size_t input = layout.add(batches ? bytes(T * std::max({l.max_cols, l.n_ff, l.n_embd}), 2) : 0);
+  const int64_t widest = std::max({l.max_cols, l.n_ff, l.n_embd});
+  const size_t slab = layout.add(batches && l.quantized_weights ? std::max(Gemm::kSlabBytes, bytes(widest, 2)) : 0);
+  storage_ = allocate(layout.total(), Purpose::scratch);
+  auto* base = storage_.as<std::byte>();
+  const auto place = [&](auto*& pointer, size_t at) {
+    pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + at);
+  };
+  place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
+  place(scratch_.attention, attention), place(scratch_.down, down);
+  place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
+  if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
+  limits_ = l;
+}
+
+void CudaDevice::check_reserved(int64_t T) const {
+  HEARTH_CHECK(storage_.bytes() > 0 && T >= 1 && T <= limits_.max_tokens, "{} tokens, reserved for {}", T,
+               limits_.max_tokens);
+}
+
+// --- operations ---
+
+void CudaDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
+  check_reserved(T);
+  // Runs of parts of one type go together: one launch for q, k and v, and one conversion of their input.
+  for (size_t first = 0; first < parts.size();) {
+    const DType type = parts[first].w.type;
+    const bool matvec = use_matvec(type, T);
+    size_t n = 1;
+    while (first + n < parts.size() && parts[first + n].w.type == type && !(matvec && n == kMaxParts)) ++n;
+    const auto run = parts.subspan(first, n);
+    if (matvec) {
+      cuda::matvec(gpu_, run, in, T);
+    } else {
+      gemm_->multiply(run, in.x, T);
+    }
+    first += n;
+  }
+}
+
+void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
+  check_reserved(T);
+  if (a.head_dim % 8 != 0 || a.head_dim > 256) {
+    fail("heads of {} dimensions are not supported on the GPU, expected a multiple of 8 up to 256; use --device cpu",
+         a.head_dim);
+  }
+  if (T <= kDecodeTokens) return attention_decode(gpu_, a, T, scratch_.attention, out);
+  attention_prefill(gpu_, a, T, out.x);
+  if (out.q8 != nullptr) quantize_rows(gpu_, out.x, T, a.n_head * a.head_dim, out.q8);
+}
+
+Act CudaDevice::ffn_hidden(const FfnShard& s, Act in, int64_t T) {
+  const bool quantize = s.down && is_quantized(s.down.type) && use_matvec(s.down.type, T);
+  const Act hidden{scratch_.gate, quantize ? scratch_.hidden_q8 : nullptr};
+  if (T == 1 && ffn_fusable(s)) {
+    ffn_gate_up(gpu_, s, in, hidden);
+    return hidden;
+  }
+  const MatmulPart parts[] = {{.w = s.gate, .y = scratch_.gate}, {.w = s.up, .y = scratch_.up}};
+  matmul({parts, s.up ? size_t{2} : size_t{1}}, in, T);
+  ffn_combine(gpu_, s, scratch_.gate, s.up ? scratch_.up : nullptr, T, hidden.x);
+  if (quantize) quantize_rows(gpu_, hidden.x, T, s.n(), hidden.q8);
+  return hidden;
+}
+
+void CudaDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y) {
+  check_reserved(T);
+  HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t));
+  HEARTH_CHECK(s.n() <= limits_.n_ff);
+  const Act hidden = ffn_hidden(s, in, T);
+  if (s.down) {
+    const MatmulPart down{.w = s.down, .bias = y_bias, .y = y, .accumulate = true};
+    matmul({&down, 1}, hidden, T);
+  } else if (T == 1) {
+    down_rows(gpu_, s.down_t, hidden.x, nullptr, nullptr, y_bias, scratch_.down, y);
+  } else {
+    gemm_->multiply_transposed(s.down_t, hidden.x, T, y_bias, y);
+  }
+}
+
+void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
+  check_reserved(1);
+  HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
+  HEARTH_CHECK(s.n() <= limits_.n_ff);
+  const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
+  ffn_select(gpu_, s, sparse, in, scratch);
+  down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, y);
+}
+
+// --- graphs ---
+
+void CudaDevice::begin_capture() {
+  CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
+}
+
+int CudaDevice::end_capture() {
+  cudaGraph_t captured = nullptr;
+  CUDA_CHECK(cudaStreamEndCapture(stream_, &captured));
+  const Graph graph(captured);
+  cudaGraphExec_t exec = nullptr;
+  CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  graphs_.emplace_back(exec);
+  CUDA_CHECK(cudaGraphUpload(exec, stream_));
+  return static_cast<int>(graphs_.size()) - 1;
+}
+
+void CudaDevice::launch(int graph) {
+  HEARTH_CHECK(graph >= 0 && static_cast<size_t>(graph) < graphs_.size());
+  CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(graph)], stream_));
+}
+
+}  // namespace
+
+std::unique_ptr<Device> make_device(int gpu) {
+  std::string why;
+  const std::vector<GpuInfo> gpus = list_gpus(&why);
+  if (gpus.empty()) fail("no GPU to run on: {}; use --device cpu", why);
+  if (gpu < 0 || static_cast<size_t>(gpu) >= gpus.size()) {
+    fail("there is no GPU {}; this machine has GPUs 0 to {}", gpu, gpus.size() - 1);
+  }
+  return std::make_unique<CudaDevice>(gpu);
+}
+
+}  // namespace hearth::cuda

@@ -1,0 +1,127 @@
+// Which neurons a token needs, and their values: gate rows of all candidates, ordered compaction of the active ones,
+// then up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
+#include "cuda/activation.cuh"
+#include "cuda/kernels.cuh"
+#include "cuda/row_dots.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+struct RowListArgs {
+  Matrix w;
+  NeuronArgs neuron;
+  Act in;
+  const int32_t* ids;    // rows to compute; null = all
+  const int32_t* count;  // their number; null = w.rows
+  float* value;          // gate: written; up: multiplied
+};
+
+// value[i] = act(w[ids[i]] . in), or value[i] *= up_act(...). One warp a row.
+template <DType D, bool kIsGate>
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) row_list_kernel(const __grid_constant__ RowListArgs a) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int cols = static_cast<int>(a.w.cols);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kMatvecWarps;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * kMatvecWarps;  // of the block's current entries, one a warp
+  RowDots<D, 1, 4> dots;
+  const auto start = [&](int64_t row, bool live) {
+    dots.live = live;
+    dots.set_rows(0, a.w.data, a.w.scales, live ? row : 0, cols);
+    dots.start();
+  };
+  bool started = a.ids == nullptr;  // then the rows are known before the input is
+  if (started) start(first + warp, first + warp < a.w.rows);
+  grid_wait();
+  const int64_t count = a.count != nullptr ? __ldcg(a.count) : a.w.rows;
+  const InputRow in = input_row<D>(a.in, 0, cols);
+  for (; first < count; first += stride) {
+    const int64_t i = first + warp;
+    const int64_t row = i >= count ? 0 : (a.ids != nullptr ? __ldcg(a.ids + i) : i);
+    if (!started) start(row, i < count);
+    started = false;
+    dots.run(in, shared);
+    if (i < count && lane == 0) {
+      a.value[i] = kIsGate ? a.neuron.gate(dots.sum[0], row) : __ldcg(a.value + i) * a.neuron.up(dots.sum[0], row);
+    }
+    __syncthreads();  // before the input is staged again
+  }
+}
+
+struct CompactArgs {
+  const float* gate;         // activations by candidate
+  const int32_t* predicted;  // ids of the candidates; null = 0, 1, ...
+  const int32_t* n_predicted;
+  int64_t n;
+  float threshold;
+  float* value;
+  int32_t* ids;
+  int32_t* count;
+  int32_t* active_ids;  // the caller's, optional
+  int32_t* n_active;
+};
+
+constexpr int kCompactThreads = 1024;
+
+// One block. Each warp has a contiguous share of the candidates, counts its active ones, and writes them at the place
+// that the counts of the warps before give: ascending order, whatever the timing.
+__global__ void __launch_bounds__(kCompactThreads) compact_kernel(const __grid_constant__ CompactArgs a) {
+  __shared__ int counts[kWarp];
+  grid_trigger();
+  grid_wait();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t n = a.n_predicted != nullptr ? __ldcg(a.n_predicted) : a.n;
+  const int64_t share = round_up(ceil_div(n, kCompactThreads / kWarp), kWarp);
+  const int64_t begin = warp * share, end = min(begin + share, n);
+  const auto is_active = [&](int64_t i) { return i < end && fabsf(__ldcg(a.gate + i)) > a.threshold; };
+  int mine = 0;
+#pragma unroll 4
+  for (int64_t i = begin; i < end; i += kWarp) mine += is_active(i + lane) ? 1 : 0;
+  mine = warp_sum(mine);
+  if (lane == 0) counts[warp] = mine;
+  __syncthreads();
+  int at = warp_sum(lane < warp ? counts[lane] : 0);
+  for (int64_t i = begin + lane; i - lane < end; i += kWarp) {
+    const bool active = is_active(i);
+    const unsigned ballot = __ballot_sync(kAllLanes, active);
+    if (active) {
+      const int to = at + __popc(ballot & ((1u << lane) - 1));
+      const int32_t id = a.predicted != nullptr ? __ldcg(a.predicted + i) : static_cast<int32_t>(i);
+      a.value[to] = __ldcg(a.gate + i);
+      a.ids[to] = id;
+      if (a.active_ids != nullptr) a.active_ids[to] = id;
+    }
+    at += __popc(ballot);
+  }
+  if (threadIdx.x == kCompactThreads - 1) {
+    *a.count = at;
+    if (a.n_active != nullptr) *a.n_active = at;
+  }
+}
+
+template <bool kIsGate>
+void row_list(const Gpu& gpu, const RowListArgs& args) {
+  const int64_t all = ceil_div(args.w.rows, kMatvecWarps);
+  const int64_t blocks = args.count == nullptr ? all : std::min<int64_t>(all, gpu.multiprocessors * 4);
+  with_format(args.w.type, [&]<DType D>() {
+    if (args.w.cols % Format<D>::kWeights != 0) {
+      fail("sparse FFN on the GPU needs rows of a multiple of {} elements, found {}; use --sparsity off",
+           Format<D>::kWeights, args.w.cols);
+    }
+    launch(gpu, row_list_kernel<D, kIsGate>, grid_size(blocks), kMatvecWarps * kWarp, stage_bytes<D>(args.w.cols),
+           args);
+  });
+}
+
+}  // namespace
+
+void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, Act in, const SparseScratch& scratch) {
+  row_list<true>(gpu, {s.gate, neuron_args(s), in, sparse.predicted, sparse.n_predicted, scratch.gate});
+  launch(gpu, compact_kernel, 1, kCompactThreads, 0,
+         CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, s.n(), sparse.threshold, scratch.value,
+                     scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
+  if (s.up) row_list<false>(gpu, {s.up, neuron_args(s), in, scratch.ids, scratch.count, scratch.value});
+}
+
+}  // namespace hearth::cuda

@@ -1,0 +1,64 @@
+#pragma once
+// Launchers of all kernels. Each enqueues on gpu.stream and returns; shapes are as in core/device.h.
+#include <span>
+
+#include "core/device.h"
+#include "cuda/launch.cuh"
+
+namespace hearth::cuda {
+
+// --- matvec.cu: few tokens ---
+constexpr int kMaxParts = 4;
+// parts: 1 to kMaxParts of one type and one number of columns.
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T);
+
+// --- ffn.cu ---
+// Where the product of gate and up goes: f32 and, for quantised down, the 8-bit form.
+// One token, gate and up in one pass. Needs n >= kGatedRows and equal types; ffn_fusable() says whether it applies.
+bool ffn_fusable(const FfnShard& shard);
+void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, Act in, Act hidden);
+// hidden[t][k] = act(gate[t][k] + bias) * up_act(up[t][k] + bias). `up` may be null; hidden may be gate.
+void ffn_combine(const Gpu& gpu, const FfnShard& shard, const float* gate, const float* up, int64_t T, float* hidden);
+
+// --- ffn_sparse.cu ---
+struct SparseScratch {
+  float* gate = nullptr;     // [n] activations of the gate, by candidate
+  float* value = nullptr;    // [n] of the active neurons
+  int32_t* ids = nullptr;    // [n]
+  int32_t* count = nullptr;  // [1]
+};
+// Fills scratch.ids/value/count (and the optional outputs of `sparse`).
+void ffn_select(const Gpu& gpu, const FfnShard& shard, const SparseArgs& sparse, Act in, const SparseScratch& scratch);
+
+// --- down.cu: y += bias + sum_i value[i] * down_t[ids[i]]; ids null = all rows in order ---
+size_t down_partial_bytes(const Gpu& gpu, int64_t n_embd);
+void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const int32_t* ids, const int32_t* count,
+               Vector bias, float* partial, float* y);
+
+// --- norm.cu ---
+void norm(const Gpu& gpu, const NormArgs& args, const float* x, int64_t T, Act out);
+// The 8-bit form of rows of n activations.
+void quantize_rows(const Gpu& gpu, const float* x, int64_t T, int64_t n, void* q8);
+
+// --- rope_kv.cu ---
+void rope_kv(const Gpu& gpu, const RopeKvArgs& args, int64_t T);
+
+// --- attention_decode.cu: few tokens, the context split over blocks ---
+size_t attention_partial_bytes(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim, int64_t max_tokens);
+void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, Act out);
+
+// --- attention_prefill.cu: many tokens, tensor cores ---
+void attention_prefill(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* out);
+
+// --- embed_argmax.cu ---
+void embed(const Gpu& gpu, const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
+           int64_t position_offset, int64_t T, float* x);
+constexpr int64_t kArgmaxBlocks = 64;
+void argmax(const Gpu& gpu, const float* logits, int64_t n, unsigned long long* partial, int32_t* id);
+
+// --- convert.cu: inputs of the tensor-core products ---
+void convert_rows(const Gpu& gpu, const float* x, int64_t n, DType to, void* out);  // f16 (saturating) or bf16
+void dequantize(const Gpu& gpu, const Matrix& w, int64_t first_row, int64_t n_rows, f16_t* out);
+void add_bias(const Gpu& gpu, Vector bias, int64_t T, float* y, int64_t y_stride);  // y[t][r] += bias[r]
+
+}  // namespace hearth::cuda

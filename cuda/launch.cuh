@@ -1,0 +1,68 @@
+#pragma once
+// Kernel launches that may overlap the tail of the kernel before (programmatic dependent launch, compute
+// capability 9.0+).
+//
+// Every kernel of this backend calls grid_wait() before it touches anything that an earlier operation wrote, in every
+// thread, and grid_trigger() at its start. What comes before grid_wait() may read weights only: no operation writes
+// those. Since each kernel waits for the one before it to be complete, completion is transitive.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/handles.cuh"
+#include "cuda/plan.h"
+
+namespace hearth::cuda {
+
+// What launches need to know about the device.
+struct Gpu {
+  int index = 0;
+  cudaStream_t stream = nullptr;
+  int multiprocessors = 1;
+  size_t shared_per_block = 48 << 10;  // after opting in
+  bool overlap = false;                // launches use programmatic dependent launch
+};
+
+#ifdef __CUDACC__
+__device__ __forceinline__ void grid_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void grid_trigger() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+// Launches kernel(args...) on the GPU's stream. Shared memory above 48 KB is opted into.
+template <typename... Params, typename... Args>
+void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, Args... args) {
+  if (shared_bytes > (48 << 10)) {
+    if (shared_bytes > gpu.shared_per_block) {
+      fail("a kernel needs {} bytes of shared memory and this GPU gives a block {}; use --device cpu", shared_bytes,
+           gpu.shared_per_block);
+    }
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = gpu.stream;
+  config.attrs = &attribute;
+  config.numAttrs = gpu.overlap ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
+inline unsigned grid_size(int64_t n) {
+  HEARTH_CHECK(n >= 0 && n <= 0x7FFFFFFF, "grid of {}", n);
+  return static_cast<unsigned>(n);
+}
+
+}  // namespace hearth::cuda

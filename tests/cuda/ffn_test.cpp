@@ -1,0 +1,195 @@
+// The FFN of the GPU device against the reference: dense and sparse, every activation and type.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "twin.h"
+
+namespace hearth::test {
+namespace {
+
+constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+
+// A random shard of n neurons on both devices.
+struct TwinShard {
+  TwinShard(Device& ref, Device& gpu, std::mt19937& rng, DType type, int64_t n, int64_t n_embd, bool gated,
+            bool transposed)
+      : gate(ref, gpu, rng, type, n, n_embd, 0.1f),
+        up(ref, gpu, rng, type, n, n_embd, 0.1f),
+        down(ref, gpu, rng, type, transposed ? n : n_embd, transposed ? n_embd : n, 0.1f),
+        gate_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
+        up_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
+        is_gated(gated),
+        is_transposed(transposed) {}
+  FfnShard on(int s) const {
+    FfnShard f;
+    f.gate = gate.on(s);
+    if (is_gated) f.up = up.on(s);
+    (is_transposed ? f.down_t : f.down) = down.on(s);
+    f.act = act, f.act_threshold = 0.05f, f.up_relu = up_relu;
+    if (biased) f.gate_bias = {gate_bias.on(s), gate.on(s).rows}, f.up_bias = {up_bias.on(s), gate.on(s).rows};
+    return f;
+  }
+  TwinMatrix gate, up, down;
+  Twin<float> gate_bias, up_bias;
+  bool is_gated, is_transposed, biased = true, up_relu = false;
+  Activation act = Activation::silu;
+};
+
+class GpuFfnTest : public GpuTest {
+ protected:
+  // Normed random activations with their 8-bit form, made by each device.
+  struct Input {
+    Twin<float> x;
+    Twin<std::byte> ref_q8, gpu_q8;
+    Act on(int s) const { return {x.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)}; }
+  };
+  static Input make_input(std::mt19937& rng, int64_t T, int64_t n) {
+    const auto rows = static_cast<size_t>(T);
+    const Twin<float> raw(*ref_, *gpu_, random_normal(rng, rows * static_cast<size_t>(n)));
+    const Twin<float> ones(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n), 1.0f));
+    Input in{{*ref_, *gpu_, std::vector<float>(rows * static_cast<size_t>(n), kNan)},
+             {*ref_, *gpu_, std::vector<std::byte>(rows * ref_->q8_bytes(n))},
+             {*ref_, *gpu_, std::vector<std::byte>(rows * gpu_->q8_bytes(n))}};
+    for (const int s : {kRef, kGpu})
+      device(s).norm({NormKind::rms, {ones.on(s), n}, {}, 1e-5f, n}, raw.on(s), T, in.on(s));
+    return in;
+  }
+  // ||error|| / ||result||. Quantised weights: the reference rounds activations to 8 bits (half a step of amax / 127,
+  // about 0.6 % of a normal vector's norm); so do the GPU's matvecs, up to steps that fall the other way, and its
+  // batches do not.
+  static double bound(DType type, int64_t T) {
+    const bool batch = T > (is_quantized(type) ? 4 : 1);
+    if (is_quantized(type)) return batch ? 2e-2 : 2e-3;
+    if (!batch || type == DType::f32) return 2e-6;
+    return type == DType::bf16 ? 3 * kEpsBf16 : 3 * kEpsF16;
+  }
+};
+
+TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
+  std::mt19937 rng(1);
+  for (const DType type : kAllTypes) {
+    for (const bool transposed : {false, true}) {
+      for (const bool gated : {true, false}) {
+        for (const int64_t T : {1, 3, 6, 40}) {
+          for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}}) {
+            SCOPED_TRACE(
+                fmt::format("{} transposed {} gated {} T {} n {}", traits(type).name, transposed, gated, T, n));
+            const Input in = make_input(rng, T, n_embd);
+            const TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, gated, transposed);
+            const Twin<float> bias(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+            Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * n_embd)));
+            run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+              d.ffn_dense(shard.on(s), in.on(s), T, {bias.on(s), n_embd}, y.on(s));
+            });
+            EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound(type, T));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuFfnTest, DenseEveryActivation) {
+  std::mt19937 rng(2);
+  const int64_t n = 203, n_embd = 128;  // a number of neurons that fills no block
+  for (const Activation act :
+       {Activation::relu, Activation::fat_relu, Activation::relu2, Activation::silu, Activation::gelu}) {
+    for (const bool up_relu : {false, true}) {
+      for (const int64_t T : {1, 5}) {
+        SCOPED_TRACE(fmt::format("act {} up_relu {} T {}", static_cast<int>(act), up_relu, T));
+        const Input in = make_input(rng, T, n_embd);
+        TwinShard shard(*ref_, *gpu_, rng, DType::f32, n, n_embd, true, true);
+        shard.act = act, shard.up_relu = up_relu, shard.biased = up_relu;
+        Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * n_embd)));
+        run_twins<float>(*ref_, *gpu_, {&y},
+                         [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), T, {}, y.on(s)); });
+        EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 4e-6);
+      }
+    }
+  }
+}
+
+TEST_F(GpuFfnTest, DenseOfVeryFewNeurons) {
+  std::mt19937 rng(3);
+  for (const int64_t n : {1, 2, 3, 4, 5, 33}) {
+    SCOPED_TRACE(n);
+    const Input in = make_input(rng, 1, 64);
+    const TwinShard shard(*ref_, *gpu_, rng, DType::f16, n, 64, true, true);
+    Twin<float> y(*ref_, *gpu_, random_normal(rng, 64));
+    run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s)); });
+    EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 2e-6);
+  }
+}
+
+class GpuSparseTest : public GpuFfnTest {
+ protected:
+  // Runs the sparse FFN on both; ids, their number and y must agree. No pre-activation is near the threshold: biases
+  // are chosen by the reference's own values so that each is at least `kMargin` away.
+  static void expect_same(std::mt19937& rng, TwinShard& shard, int64_t n_embd, float threshold,
+                          const std::vector<int32_t>* predicted, double error) {
+    constexpr float kMargin = 0.02f;
+    const int64_t n = shard.gate.on(kRef).rows;
+    const Input in = make_input(rng, 1, n_embd);
+    Twin<float> z(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n)));
+    const MatmulPart part{.w = shard.gate.on(kRef), .y = z.on(kRef)};
+    ref_->matmul({&part, 1}, in.on(kRef), 1);
+    std::vector<float> bias;
+    for (const float v : z.read(kRef)) bias.push_back(v > threshold ? kMargin : -kMargin);
+    shard.gate_bias = Twin<float>(*ref_, *gpu_, bias);
+    const bool some = predicted != nullptr;
+    const Twin<int32_t> ids(*ref_, *gpu_, some ? *predicted : std::vector<int32_t>{0});
+    const Twin<int32_t> count(*ref_, *gpu_, {some ? static_cast<int32_t>(predicted->size()) : 0});
+    const Twin<float> y_bias(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+    Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+    Twin<int32_t> active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n), -1)), n_active(*ref_, *gpu_, {-1});
+    run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+      const SparseArgs sparse{threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, active.on(s),
+                              n_active.on(s)};
+      d.ffn_sparse(shard.on(s), sparse, in.on(s), {y_bias.on(s), n_embd}, y.on(s));
+    });
+    ASSERT_EQ(n_active.read(kGpu), n_active.read(kRef));
+    EXPECT_EQ(active.read(kGpu), active.read(kRef));
+    EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), error);
+  }
+};
+
+TEST_F(GpuSparseTest, ExactModeFindsTheActiveNeurons) {
+  std::mt19937 rng(4);
+  for (const DType type : kAllTypes) {
+    for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{1, 64}, {31, 160}, {1000, 288}, {9001, 96}}) {
+      for (const bool gated : {true, false}) {
+        SCOPED_TRACE(fmt::format("{} n {} n_embd {} gated {}", traits(type).name, n, n_embd, gated));
+        TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, gated, true);
+        shard.act = gated ? Activation::relu : Activation::relu2, shard.up_relu = n == 1000;
+        expect_same(rng, shard, n_embd, 0.0f, nullptr, bound(type, 1));
+      }
+    }
+  }
+}
+
+TEST_F(GpuSparseTest, PredictedNeuronsOnly) {
+  std::mt19937 rng(5);
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    for (const int keep : {0, 3, 50, 100}) {
+      SCOPED_TRACE(fmt::format("{} keep {} %", traits(type).name, keep));
+      TwinShard shard(*ref_, *gpu_, rng, type, 6007, 160, true, true);
+      shard.act = Activation::relu;
+      std::vector<int32_t> predicted;
+      for (int32_t k = 0; k < 6007; ++k) {
+        if (random_int(rng, 0, 99) < keep) predicted.push_back(k);
+      }
+      expect_same(rng, shard, 160, 0.0f, &predicted, bound(type, 1));
+    }
+  }
+}
+
+TEST_F(GpuSparseTest, NoNeuronIsActive) {
+  std::mt19937 rng(6);
+  TwinShard shard(*ref_, *gpu_, rng, DType::f16, 500, 64, true, true);
+  shard.act = Activation::relu;
+  expect_same(rng, shard, 64, 1000.0f, nullptr, 2e-6);
+}
+
+}  // namespace
+}  // namespace hearth::test

@@ -1,0 +1,98 @@
+// What needs no GPU: launch plans, memory layouts, and the behaviour without one.
+#include "cuda/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/cuda.h"
+#include "support/random.h"
+
+namespace hearth::cuda {
+namespace {
+
+TEST(AttentionPlan, PiecesCoverTheContextOnceWithinTheGrid) {
+  std::mt19937 rng(1);
+  for (int i = 0; i < 2000; ++i) {
+    const int64_t heads = test::random_int(rng, 1, 128), sms = test::random_int(rng, 1, 200);
+    const int64_t n = test::random_int(rng, 1, 200000), bound = n + test::random_int(rng, 0, 100000);
+    const int64_t splits = attention_max_splits(heads, sms);
+    ASSERT_TRUE(splits >= 1 && splits <= 128);
+    const int64_t keys = attention_split_keys(n, splits), used = ceil_div(n, keys);
+    EXPECT_GE(keys * used, n);
+    EXPECT_LT(keys * (used - 1), n);
+    EXPECT_LE(used, attention_grid_splits(bound, splits)) << "n " << n << " bound " << bound << " splits " << splits;
+  }
+}
+
+TEST(DownPlan, TilesCoverTheColumns) {
+  for (const int64_t columns : {128, 256, 512, 1024}) {
+    for (const int64_t n_embd : {32, 512, 4096, 5120, 8192}) {
+      const DownPlan p = down_plan(n_embd, columns, 132);
+      EXPECT_GE(p.tiles * columns, n_embd);
+      EXPECT_LT((p.tiles - 1) * columns, n_embd);
+      EXPECT_TRUE(p.splits >= 1 && p.splits <= 64);
+    }
+  }
+}
+
+TEST(SlabRows, FitTheScratchInWholeTiles) {
+  EXPECT_EQ(slab_rows(4096, 32 << 20), 4096);
+  EXPECT_EQ(slab_rows(11008, 32 << 20) % 128, 0);
+  EXPECT_LE(slab_rows(11008, 32 << 20) * 11008 * 2, 32 << 20);
+  EXPECT_EQ(slab_rows(1 << 20, 32 << 20), 16);
+  EXPECT_EQ(slab_rows(64 << 20, 32 << 20), 1);  // one row is the least there can be
+}
+
+TEST(AdoptedLayout, AlignsScalesAndCountsEveryByte) {
+  const AdoptedLayout f16 = adopted_layout(DType::f16, 3, 5);
+  EXPECT_EQ(f16.data_bytes, 30u);
+  EXPECT_EQ(f16.total_bytes, 256u);
+  const AdoptedLayout q4 = adopted_layout(DType::q4_0, 7, 96);  // 21 blocks
+  EXPECT_EQ(q4.data_bytes, 21u * 16);
+  EXPECT_EQ(q4.scales_offset, 512u);
+  EXPECT_EQ(q4.total_bytes, 768u);
+  const AdoptedLayout q8 = adopted_layout(DType::q8_0, 4096, 4096);
+  EXPECT_EQ(q8.total_bytes, size_t{4096} * 4096 + size_t{4096} * 128 * 2);
+}
+
+template <typename Block>
+void expect_split(DType type) {
+  std::mt19937 rng(2);
+  std::vector<Block> blocks(37);
+  for (Block& b : blocks) {
+    b.d = static_cast<f16_t>(rng());
+    for (auto& q : b.qs) q = static_cast<std::remove_reference_t<decltype(q)>>(rng());
+  }
+  std::vector<std::byte> quants(blocks.size() * sizeof(Block::qs));
+  std::vector<f16_t> scales(blocks.size());
+  split_blocks(type, blocks.data(), static_cast<int64_t>(blocks.size()), quants.data(), scales.data());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    EXPECT_EQ(scales[i], blocks[i].d);
+    EXPECT_EQ(std::memcmp(&quants[i * sizeof(Block::qs)], blocks[i].qs, sizeof(Block::qs)), 0);
+  }
+}
+TEST(SplitBlocks, KeepsQuantsAndScalesInOrder) {
+  expect_split<BlockQ8_0>(DType::q8_0);
+  expect_split<BlockQ4_0>(DType::q4_0);
+}
+
+TEST(Q8Rows, AreWholeSixteenByteUnits) {
+  for (const int64_t n : {1, 31, 32, 33, 96, 4096, 11008}) {
+    EXPECT_EQ(q8_row_bytes(n) % 16, 0);
+    EXPECT_GE(q8_row_bytes(n), round_up(n, 32) + ceil_div(n, 32) * 8);
+  }
+}
+
+TEST(NoGpu, IsSaidOnceWithTheReason) {
+  std::string why;
+  if (!list_gpus(&why).empty()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_FALSE(why.empty());
+  EXPECT_THROW(make_device(0), Error);
+  EXPECT_THROW(measure_bandwidth(0), Error);
+}
+
+}  // namespace
+}  // namespace hearth::cuda

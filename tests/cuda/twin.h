@@ -1,0 +1,138 @@
+#pragma once
+// The same operation on the GPU and on the reference device, compared.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+#include "support/random.h"
+
+namespace hearth::test {
+
+constexpr int kRef = 0, kGpu = 1;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kEps = 0x1p-24;  // rounding of f32
+constexpr double kEpsF16 = 0x1p-11, kEpsBf16 = 0x1p-8;
+
+// One device for all tests of a process: making one costs a second.
+class GpuTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::string why;
+    if (cuda::list_gpus(&why).empty()) {
+      why_not_ = why;
+      return;
+    }
+    gpu_ = cuda::make_device(0);
+    gpu_->reserve({.max_tokens = 160,
+                   .max_context = 16384,
+                   .max_cols = 9216,
+                   .max_rows = 9216,
+                   .n_vocab = 200000,
+                   .n_ff = 9216,
+                   .n_embd = 2048,
+                   .n_head = 64,
+                   .n_head_kv = 64,
+                   .head_dim = 256,
+                   .quantized_weights = true});
+    ref_ = cpu::make_reference_device();
+  }
+  static void TearDownTestSuite() { gpu_.reset(), ref_.reset(); }
+  void SetUp() override {
+    if (!gpu_) GTEST_SKIP() << "needs a GPU: " << why_not_;
+  }
+  static Device& device(int side) { return side == kGpu ? *gpu_ : *ref_; }
+
+  static inline std::unique_ptr<Device> gpu_, ref_;
+  static inline std::string why_not_;
+};
+
+// An array on both devices, with the content that it has before an operation.
+template <typename T>
+class Twin {
+ public:
+  Twin(Device& ref, Device& gpu, std::vector<T> initial) : initial_(std::move(initial)), device_{&ref, &gpu} {
+    for (int side : {kRef, kGpu})
+      buffer_[side] = device_[side]->allocate(std::max<size_t>(bytes(), 16), Purpose::activations);
+    reset();
+  }
+  T* on(int side) const { return buffer_[side].template as<T>(); }
+  size_t bytes() const { return initial_.size() * sizeof(T); }
+  const std::vector<T>& initial() const { return initial_; }
+  void reset() {
+    for (int side : {kRef, kGpu}) reset(side);
+  }
+  void reset(int side) { device_[side]->upload(on(side), initial_.data(), bytes()); }
+  std::vector<T> read(int side) const {
+    std::vector<T> v(initial_.size());
+    device_[side]->download(v.data(), on(side), bytes());
+    return v;
+  }
+
+ private:
+  std::vector<T> initial_;
+  Device* device_[2];
+  DeviceBuffer buffer_[2];
+};
+
+// A random matrix on both devices.
+class TwinMatrix {
+ public:
+  TwinMatrix() = default;
+  TwinMatrix(Device& ref, Device& gpu, std::mt19937& rng, DType type, int64_t rows, int64_t cols, float std = 1.0f) {
+    values_ = random_normal(rng, static_cast<size_t>(rows * cols), std);
+    storage_.resize(static_cast<size_t>(rows) * row_bytes(type, cols));
+    const DTypeTraits& t = traits(type);
+    t.from_float(values_.data(), storage_.data(), rows * cols);
+    t.to_float(storage_.data(), values_.data(), rows * cols);
+    const Matrix host{type, rows, cols, storage_.data(), nullptr};
+    matrix_[kRef] = ref.adopt(host), matrix_[kGpu] = gpu.adopt(host);
+  }
+  const Matrix& on(int side) const { return matrix_[side]; }
+  const std::vector<float>& values() const { return values_; }  // as stored, in f32
+
+ private:
+  std::vector<std::byte> storage_;
+  std::vector<float> values_;
+  Matrix matrix_[2];
+};
+
+// ||a - b|| / ||b||; NaN anywhere gives NaN.
+inline double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+// Runs `op` on the reference once and on the GPU twice, from the same state of `outputs`. The GPU's results must be the
+// same bits both times.
+template <typename T>
+void run_twins(Device& ref, Device& gpu, std::vector<Twin<T>*> outputs, const std::function<void(int, Device&)>& op) {
+  op(kRef, ref);
+  std::vector<std::vector<T>> first;
+  for (int run = 0; run < 2; ++run) {
+    for (Twin<T>* out : outputs) out->reset(kGpu);
+    op(kGpu, gpu);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const std::vector<T> now = outputs[i]->read(kGpu);
+      if (run == 0) {
+        first.push_back(now);
+      } else {
+        ASSERT_EQ(std::memcmp(now.data(), first[i].data(), outputs[i]->bytes()), 0)
+            << "output " << i << " changes from run to run";
+      }
+    }
+  }
+}
+
+}  // namespace hearth::test
