@@ -39,7 +39,7 @@ void set_synth_vocab(gguf::Writer& writer, int64_t n_vocab) {
   for (int64_t k = 0; k < n_vocab - kFirstWord; ++k) tokens.push_back(kSpace + synth_word(k));
   types.resize(tokens.size(), static_cast<int32_t>(TokenType::normal));
   std::vector<float> scores(tokens.size());
-  for (size_t i = 0; i < scores.size(); ++i) scores[i] = -static_cast<float>(i);
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = 0.0f - static_cast<float>(i);  // earlier merges first
   writer.set("tokenizer.ggml.model", std::string("llama"));
   writer.set("tokenizer.ggml.pre", std::string("default"));
   writer.set("tokenizer.ggml.tokens", gguf::Array(std::move(tokens)));
