@@ -92,14 +92,19 @@ CpuTopology cpu_topology() {
 }
 
 struct ThreadTeam::State {
-  // What the members wait on and what the caller waits on live on lines of their own.
-  alignas(64) std::atomic<uint32_t> epoch{0};
-  alignas(64) std::atomic<int> running{0};
+  // One job at a time. `gate` holds the job's number (high half), whether it may still be joined, and how many members
+  // are inside it. A member joins by compare-and-swap, so one that comes late, because its core was taken, finds the
+  // gate closed and touches nothing of the job: the caller need not wait for it.
+  static constexpr uint64_t kOpen = uint64_t{1} << 31;
+  static constexpr uint64_t kInside = kOpen - 1;
+  alignas(64) std::atomic<uint64_t> gate{0};
+  alignas(64) std::atomic<uint32_t> epoch{0};  // the job's number again: what idle members watch and sleep on
   alignas(64) std::atomic<int64_t> next_chunk{0};
   alignas(64) std::atomic<int> sleepers{0};
-  const FunctionRef<void(int)>* work = nullptr;  // published by `epoch`, valid while `running` > 0
-  bool stop = false;                             // published by `epoch`
-  std::vector<int> cores;                        // members keep to one hardware thread per core, when the team fits
+  const FunctionRef<void(int)>* job = nullptr;  // published by `gate`
+  std::atomic<bool> stop{false};
+  std::atomic<int> arrived{0};
+  std::vector<int> cores;                  // members keep to one hardware thread per core, when the team fits
   std::chrono::microseconds spin = kSpin;  // none when the team does not fit: the core is needed by a member with work
   std::thread host;                        // the thread that opens the OpenMP region
 };
@@ -114,13 +119,12 @@ ThreadTeam::ThreadTeam(int n_threads) {
   state_->cores = allowed_cores(&logical);
   if (static_cast<int>(state_->cores.size()) < size_)
     state_->cores.clear();  // oversubscribed: leave it to the scheduler
-  state_->running.store(size_ - 1);
   state_->host = std::thread([this] {
     const int members = size_ - 1;
 #pragma omp parallel for num_threads(members) schedule(static, 1)
     for (int i = 0; i < members; ++i) member_loop(i + 1);
   });
-  while (state_->running.load(std::memory_order_acquire) != 0) std::this_thread::yield();  // all members have arrived
+  while (state_->arrived.load(std::memory_order_acquire) != size_ - 1) std::this_thread::yield();
 }
 
 ThreadTeam::~ThreadTeam() {
@@ -128,6 +132,8 @@ ThreadTeam::~ThreadTeam() {
   state_->stop = true;
   state_->epoch.fetch_add(1, std::memory_order_seq_cst);
   state_->epoch.notify_all();
+  // The join alone would do; thread sanitizer does not see through OpenMP's own synchronisation.
+  while (state_->arrived.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   state_->host.join();
 }
 
@@ -135,7 +141,7 @@ void ThreadTeam::member_loop(int thread) {
   State& s = *state_;
   if (!s.cores.empty()) keep_to(s.cores);
   uint32_t seen = 0;
-  s.running.fetch_sub(1, std::memory_order_release);
+  s.arrived.fetch_add(1, std::memory_order_release);
   for (;;) {
     const auto sleep_at = std::chrono::steady_clock::now() + s.spin;
     for (int spins = 0; s.epoch.load(std::memory_order_acquire) == seen; ++spins) {
@@ -146,22 +152,30 @@ void ThreadTeam::member_loop(int thread) {
         s.sleepers.fetch_sub(1, std::memory_order_seq_cst);
       }
     }
-    seen = s.epoch.load(std::memory_order_acquire);
-    if (s.stop) return;
-    (*s.work)(thread);
-    s.running.fetch_sub(1, std::memory_order_release);
+    if (s.stop) break;
+    uint64_t gate = s.gate.load(std::memory_order_acquire);
+    seen = static_cast<uint32_t>(gate >> 32);
+    bool joined = false;
+    while ((gate & State::kOpen) != 0 && static_cast<uint32_t>(gate >> 32) == seen && !joined) {
+      joined = s.gate.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire);
+    }
+    if (!joined) continue;
+    (*s.job)(thread);
+    s.gate.fetch_sub(1, std::memory_order_release);
   }
+  s.arrived.fetch_sub(1, std::memory_order_release);
 }
 
-void ThreadTeam::run(FunctionRef<void(int)> work) {
-  if (size_ == 1) return work(0);
+void ThreadTeam::share(FunctionRef<void(int)> job) {
   State& s = *state_;
-  s.work = &work;
-  s.running.store(size_ - 1, std::memory_order_relaxed);
-  s.epoch.fetch_add(1, std::memory_order_seq_cst);
+  s.job = &job;
+  const uint32_t number = s.epoch.load(std::memory_order_relaxed) + 1;
+  s.gate.store((static_cast<uint64_t>(number) << 32) | State::kOpen, std::memory_order_release);
+  s.epoch.store(number, std::memory_order_seq_cst);
   if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
-  work(0);
-  for (int spins = 0; s.running.load(std::memory_order_acquire) != 0; ++spins) {
+  job(0);
+  s.gate.fetch_and(~State::kOpen, std::memory_order_acq_rel);
+  for (int spins = 0; (s.gate.load(std::memory_order_acquire) & State::kInside) != 0; ++spins) {
     cpu_pause();
     if (spins > 20000 || s.spin.count() == 0) std::this_thread::yield();  // a member may wait for this core
   }
@@ -176,7 +190,7 @@ void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, 
   }
   State& s = *state_;
   s.next_chunk.store(0, std::memory_order_relaxed);
-  run([&](int thread) {
+  share([&](int thread) {
     for (;;) {
       const int64_t begin = s.next_chunk.fetch_add(grain, std::memory_order_relaxed);
       if (begin >= n) return;

@@ -45,18 +45,17 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  // Calls work(thread) once for every thread in [0, size()), at the same time; the caller is thread 0. Returns when all
-  // have finished, and everything they wrote is visible to the caller. Not reentrant; one caller at a time. `work` must
-  // not throw.
-  void run(FunctionRef<void(int thread)> work);
-
   // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, handed out by an atomic
-  // counter. The pieces depend on n and grain only, never on the number of threads or on timing.
+  // counter to the caller (thread 0) and to the members that are awake, thread in [0, size()). Returns when all pieces
+  // are done, and everything they wrote is visible to the caller; a member that has not got a core by then is not
+  // waited for. The pieces depend on n and grain only, never on the number of threads or on timing. One caller at a
+  // time, not reentrant; `work` must not throw.
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
 
  private:
   struct State;
   void member_loop(int thread);
+  void share(FunctionRef<void(int thread)> job);  // job(0) here, job(t) on every member that joins in time
 
   int size_ = 1;
   std::unique_ptr<State> state_;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <numeric>
@@ -12,14 +13,20 @@
 namespace hearth {
 namespace {
 
-TEST(ThreadTeam, RunsEveryMemberOnce) {
+// Every piece once, by a thread with a number of its own, over many jobs in quick succession: late members included.
+TEST(ThreadTeam, EveryPieceRunsOnce) {
   for (const int n : {1, 2, 3, 7}) {
     ThreadTeam team(n);
     EXPECT_EQ(team.size(), n);
-    for (int round = 0; round < 500; ++round) {
-      std::vector<int> calls(static_cast<size_t>(n), 0);
-      team.run([&](int t) { ++calls[static_cast<size_t>(t)]; });
-      for (const int c : calls) ASSERT_EQ(c, 1);
+    for (int round = 0; round < 5000; ++round) {
+      std::array<int, 9> hits{};
+      std::array<std::atomic<int>, 7> inside{};
+      team.for_chunks(9, 1, [&](int64_t i, int64_t, int thread) {
+        EXPECT_EQ(inside[static_cast<size_t>(thread)]++, 0) << "two threads share a number";
+        ++hits[static_cast<size_t>(i)];
+        --inside[static_cast<size_t>(thread)];
+      });
+      for (const int h : hits) ASSERT_EQ(h, 1);
     }
   }
 }
@@ -44,7 +51,7 @@ TEST(ThreadTeam, WakesAfterSleeping) {
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(3));  // far longer than members spin
     std::atomic<int> calls = 0;
-    team.run([&](int) { ++calls; });
+    team.for_chunks(3, 1, [&](int64_t, int64_t, int) { ++calls; });
     EXPECT_EQ(calls, 3);
   }
 }
