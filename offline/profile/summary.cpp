@@ -1,0 +1,148 @@
+#include "offline/profile/summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace hearth::offline {
+namespace {
+
+std::vector<size_t> hottest_first(const std::vector<uint64_t>& counts) {
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  return order;
+}
+
+// Share of `counts` that falls on the first n ids of `order`.
+double share_of_first(const std::vector<uint64_t>& counts, const std::vector<size_t>& order, size_t n) {
+  uint64_t first = 0, all = 0;
+  for (size_t k = 0; k < order.size(); ++k) {
+    all += counts[order[k]];
+    if (k < n) first += counts[order[k]];
+  }
+  return all > 0 ? static_cast<double>(first) / static_cast<double>(all) : 0;
+}
+
+double neurons_for_share(const std::vector<uint64_t>& counts, const std::vector<size_t>& order, double share) {
+  const uint64_t all = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  uint64_t sum = 0;
+  for (size_t k = 0; k < order.size(); ++k) {
+    sum += counts[order[k]];
+    if (static_cast<double>(sum) >= share * static_cast<double>(all)) {
+      return static_cast<double>(k + 1) / static_cast<double>(order.size());
+    }
+  }
+  return 1;
+}
+
+nlohmann::json json_or_null(const std::optional<double>& v) {
+  return v ? nlohmann::json(*v) : nlohmann::json(nullptr);
+}
+nlohmann::json to_json(const LayerSummary& l) {
+  return {{"density", l.density},
+          {"neurons_for_80_percent", l.hot_share},
+          {"coactive_previous", json_or_null(l.previous)},
+          {"coactive_recent_64", json_or_null(l.recent)},
+          {"hit_rate_of_26_percent", l.hit},
+          {"hit_rate_heldout", json_or_null(l.hit_heldout)},
+          {"hit_rate_heldout_possible", json_or_null(l.hit_heldout_possible)}};
+}
+
+std::string percent(const std::optional<double>& v) {
+  return v ? fmt::format("{:.1f} %", 100 * *v) : "-";
+}
+std::string row(const std::string& name, const LayerSummary& l) {
+  return fmt::format("{:>5} {:>9} {:>13} {:>9} {:>9} {:>9} {:>10} {:>10}\n", name, percent(l.density),
+                     percent(l.hot_share), percent(l.previous), percent(l.recent), percent(l.hit),
+                     percent(l.hit_heldout), percent(l.hit_heldout_possible));
+}
+
+}  // namespace
+
+std::vector<LayerSummary> summarize(const model::Statistics& statistics) {
+  std::vector<LayerSummary> summaries;
+  for (size_t l = 0; l < statistics.layers.size(); ++l) {
+    const model::LayerStatistics& s = statistics.layers[l];
+    const std::vector<size_t> order = hottest_first(s.active);
+    const auto hot = static_cast<size_t>(std::lround(kHotSet * static_cast<double>(order.size())));
+    LayerSummary summary;
+    summary.density = statistics.density(l);
+    summary.hot_share = neurons_for_share(s.active, order, kActivationShare);
+    summary.previous = s.previous.mean();
+    summary.recent = s.recent.mean();
+    summary.hit = share_of_first(s.active, order, hot);
+    if (statistics.tokens_heldout > 0 && !s.active_heldout.empty()) {
+      summary.hit_heldout = share_of_first(s.active_heldout, order, hot);
+      summary.hit_heldout_possible = share_of_first(s.active_heldout, hottest_first(s.active_heldout), hot);
+    }
+    summaries.push_back(summary);
+  }
+  return summaries;
+}
+
+LayerSummary mean_of(const std::vector<LayerSummary>& layers) {
+  LayerSummary mean;
+  const auto n = static_cast<double>(layers.size());
+  const auto add = [&](std::optional<double>& sum, const std::optional<double>& v, bool first) {
+    if (first)
+      sum = v ? std::optional(*v / n) : std::nullopt;
+    else if (sum && v)
+      *sum += *v / n;
+    else
+      sum.reset();
+  };
+  for (const LayerSummary& l : layers) {
+    const bool first = &l == &layers.front();
+    mean.density += l.density / n, mean.hot_share += l.hot_share / n, mean.hit += l.hit / n;
+    add(mean.previous, l.previous, first);
+    add(mean.recent, l.recent, first);
+    add(mean.hit_heldout, l.hit_heldout, first);
+    add(mean.hit_heldout_possible, l.hit_heldout_possible, first);
+  }
+  return mean;
+}
+
+std::string summary_table(const model::Sidecar& sidecar) {
+  const model::Statistics& s = sidecar.statistics;
+  std::string out = fmt::format("model        {}\nsource       {}\ntokens       {}{} profiled, {} held out{}\n",
+                                sidecar.model_name, s.source, s.tokens_estimated ? "about " : "", s.tokens,
+                                s.tokens_heldout, s.complete ? "" : " (incomplete: --resume goes on)");
+  for (const model::ProfiledText& t : s.texts) out += fmt::format("text         {} ({} bytes)\n", t.name, t.bytes);
+  out += fmt::format("\n{:>5} {:>9} {:>13} {:>9} {:>9} {:>9} {:>10} {:>10}\n", "layer", "density", "80 % made by",
+                     "previous", "last 64", "hit rate", "held out", "possible");
+  const std::vector<LayerSummary> layers = summarize(s);
+  for (size_t l = 0; l < layers.size(); ++l) out += row(std::to_string(l), layers[l]);
+  out += row("mean", mean_of(layers));
+  out += fmt::format(
+      "\nprevious, last 64: share of a token's active neurons that were active with the token before, or with any of "
+      "64.\n"
+      "hit rate: share of the activations that the hottest {:.0f} % of the neurons make; held out: the same neurons on "
+      "text that was not profiled; possible: that text's own hottest.\n",
+      100 * kHotSet);
+  return out;
+}
+
+nlohmann::json summary_json(const model::Sidecar& sidecar) {
+  const model::Statistics& s = sidecar.statistics;
+  const std::vector<LayerSummary> layers = summarize(s);
+  nlohmann::json j = {{"model", sidecar.model_name},
+                      {"fingerprint", sidecar.model_fingerprint},
+                      {"source", s.source},
+                      {"tokens", s.tokens},
+                      {"tokens_estimated", s.tokens_estimated},
+                      {"tokens_heldout", s.tokens_heldout},
+                      {"complete", s.complete},
+                      {"threshold", s.threshold},
+                      {"mean", to_json(mean_of(layers))}};
+  j["texts"] = nlohmann::json::array();
+  for (const model::ProfiledText& t : s.texts)
+    j["texts"].push_back({{"name", t.name}, {"hash", t.hash}, {"bytes", t.bytes}});
+  j["layers"] = nlohmann::json::array();
+  for (const LayerSummary& l : layers) j["layers"].push_back(to_json(l));
+  return j;
+}
+
+}  // namespace hearth::offline

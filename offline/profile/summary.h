@@ -1,0 +1,28 @@
+#pragma once
+// What a profile says, layer by layer.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/sidecar.h"
+
+namespace hearth::offline {
+
+struct LayerSummary {
+  double density = 0;                          // mean share of active neurons
+  double hot_share = 0;                        // share of the neurons that make 80 % of the activations
+  std::optional<double> previous, recent;      // of a token's set: active with the previous token, in the last 64
+  double hit = 0;                              // share of the activations made by the hottest kHotSet of the neurons
+  std::optional<double> hit_heldout;           // by the same neurons, on text that was not profiled
+  std::optional<double> hit_heldout_possible;  // by the hottest of that text itself
+};
+constexpr double kActivationShare = 0.8, kHotSet = 0.26;
+
+std::vector<LayerSummary> summarize(const model::Statistics& statistics);
+LayerSummary mean_of(const std::vector<LayerSummary>& layers);
+
+std::string summary_table(const model::Sidecar& sidecar);
+nlohmann::json summary_json(const model::Sidecar& sidecar);
+
+}  // namespace hearth::offline
