@@ -10,6 +10,9 @@
 // stays in a topic its tokens share that part of the residual stream, so the same neurons keep firing; as it moves on
 // through the vocabulary the active set changes slowly. The output head prefers words of the current topic, so
 // generated text (sampled, not greedy) behaves the same. Over all topics a neuron's firing probability is unchanged.
+// Measured (tiny shape with 4096 words, X = 0.5, density 0.2; the cold 74 % of the neurons that fire for at least half
+// of a window of 16 tokens; overlap = |A and B| / min(|A|, |B|)): adjacent windows of one topic 0.69, of neighbouring
+// topics 0.45, windows six topics apart 0.14.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
