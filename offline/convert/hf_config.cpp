@@ -164,7 +164,9 @@ void read_llama_family(const Fields& f, const Json& config, const Architecture& 
   c.n_ff = f.require_integer("intermediate_size", 1, kMaxDim);
   c.n_head = f.require_integer("num_attention_heads", 1, 4096);
   c.n_head_kv = f.integer("num_key_value_heads", 1, 4096).value_or(c.n_head);
-  if (const auto head_dim = f.integer("head_dim", 1, 4096)) {
+  auto head_dim = f.integer("head_dim", 1, 4096);
+  if (!head_dim && a.arch == "qwen3") head_dim = 128;  // Qwen3Config's default; the others divide hidden_size
+  if (head_dim) {
     c.head_dim = *head_dim;
     c.explicit_head_dim = true;
   }
