@@ -44,7 +44,15 @@ void q8_0_to_float(const void* row, float* out, int64_t n) {
   }
 }
 // 1 / d, or 0 where that overflows: such a d is zero in f16, too, so the whole block is zero whatever its quants.
-float inverse_scale(float d) { return std::fabs(d) >= 0x1p-127f ? 1.0f / d : 0.0f; }
+float inverse_scale(float d) {
+  return std::fabs(d) >= 0x1p-127f ? 1.0f / d : 0.0f;
+}
+// std::round for |x| < 2^31, as arithmetic that compilers vectorise: the sum is exact in double, so nothing is rounded
+// twice.
+inline int round_half_away(float x) {
+  return static_cast<int>(static_cast<double>(x) + std::copysign(0.5, static_cast<double>(x)));
+}
+
 // Same rounding as ggml's reference quantiser, so that files made by either are equal bit for bit.
 void q8_0_from_float(const float* row, void* out, int64_t n) {
   auto* blocks = static_cast<BlockQ8_0*>(out);
@@ -55,7 +63,7 @@ void q8_0_from_float(const float* row, void* out, int64_t n) {
     const float d = amax / 127.0f;
     const float inverse = inverse_scale(d);
     blocks[b].d = f32_to_f16(d);
-    for (int i = 0; i < BlockQ8_0::size; ++i) blocks[b].qs[i] = static_cast<int8_t>(std::round(x[i] * inverse));
+    for (int i = 0; i < BlockQ8_0::size; ++i) blocks[b].qs[i] = static_cast<int8_t>(round_half_away(x[i] * inverse));
   }
 }
 
