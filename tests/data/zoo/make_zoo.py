@@ -199,7 +199,9 @@ def read_safetensors(directory):
         for name, t in json.loads(raw[8 : 8 + n]).items():
             if name != "__metadata__":
                 a, b = t["data_offsets"]
-                tensors[name] = np.frombuffer(raw[8 + n + a : 8 + n + b], DTYPES[t["dtype"]]).reshape(t["shape"]).astype(np.float64)
+                data = np.frombuffer(raw[8 + n + a : 8 + n + b], DTYPES.get(t["dtype"], np.uint16))
+                data = from_bf16(data) if t["dtype"] == "BF16" else data
+                tensors[name] = data.reshape(t["shape"]).astype(np.float64)
     return tensors
 
 
@@ -531,7 +533,8 @@ def make(name):
 
 
 def check(directory):
-    c, w = json.loads((directory / "config.json").read_text()), read_safetensors(directory)
+    c = {"tie_word_embeddings": False, **json.loads((directory / "config.json").read_text())}
+    w = read_safetensors(directory)
     recorded = json.loads((directory / "goldens.json").read_text())
     worst = 0
     for g in recorded["goldens"]:
