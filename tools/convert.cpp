@@ -84,7 +84,7 @@ void register_convert(CLI::App& app) {
   add_logging_options(*sub, flags->quiet, flags->verbose);
   sub->footer("Supported architectures: " + convert::supported_architectures() +
               ".\nq8_0 and q4_0 files keep ffn_down as other programs expect it; `hearth quantize` writes it "
-              "transposed, for sparse use.");
+              "transposed, for sparse use.\nExample: hearth convert path/to/checkpoint -o model.gguf --type f16");
   sub->callback([flags] { run_convert(*flags); });
 }
 
