@@ -55,7 +55,9 @@ std::string rewrite(const CLI::App& command, const std::string& word) {
   }
   const std::string flag = word.substr(0, 2), rest = word.substr(2);
   const bool glued = command.get_option_no_throw(flag) != nullptr && (is_number(rest) || rest[0] == '=');
-  if (!glued) fail("unknown flag '{}'; see `hearth {} --help`", word, command.get_name());
+  if (!glued)
+    fail("unknown flag '{}'; see `hearth {}--help`", word,
+         command.get_parent() != nullptr ? command.get_name() + " " : "");
   return word;
 }
 
@@ -75,6 +77,9 @@ std::vector<std::string> expand_aliases(const CLI::App& app, std::vector<std::st
       continue;
     }
     word = rewrite(*command, word);
+    if (command == &app && app.get_option_no_throw(word) == nullptr) {
+      fail("unknown flag '{}'; flags come after a subcommand, one of {}", word, subcommand_names(app));
+    }
     values = values_after(*command, word);
   }
   return args;

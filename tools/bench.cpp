@@ -216,7 +216,7 @@ void register_bench(CLI::App& app) {
       ->group("Output");
   add_model_options(*sub, o->model);
   sub->footer(
-      "\nt/s: tokens per second, mean ± standard deviation. GB/s: weights and KV cache that generation reads; % of bw: "
+      "t/s: tokens per second, mean ± standard deviation. GB/s: weights and KV cache that generation reads; % of bw: "
       "its share of the memory's measured bandwidth. GFLOP/s: the prompt's arithmetic.\n"
       "Example: hearth bench -m model.gguf -p 256,512 -n 64 -r 3 -o json");
   sub->callback([o] { bench(*o); });

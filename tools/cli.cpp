@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "tools/aliases.h"
 #include "tools/commands.h"
+#include "tools/help_formatter.h"
 #include "tools/output.h"
 
 namespace hearth::tools {
@@ -60,12 +61,8 @@ std::unique_ptr<CLI::App> make_app() {
       "hearth runs language models that are larger than the GPU's memory, fast, on one PC.", "hearth");
   app->set_version_flag("--version", "hearth " HEARTH_VERSION, "Print the version and exit");
   app->set_help_flag("-h,--help", "Print this help and exit");
-  app->get_formatter()->column_width(36);
+  app->formatter(std::make_shared<HelpFormatter>());
   app->require_subcommand(1);
-  app->footer(
-      "\nText goes to stdout, everything else to stderr. Exit status: 0 done, 1 error (one line on stderr says what to "
-      "do), 130 ended by Ctrl-C.\nExample: hearth run -m models/hearth-demo.gguf -p \"Once upon a time\" -n 100\n"
-      "`hearth SUBCOMMAND --help` lists a subcommand's flags.");
   register_run(*app);
   register_logits(*app);
   register_perplexity(*app);
@@ -74,7 +71,14 @@ std::unique_ptr<CLI::App> make_app() {
   register_convert(*app);
   register_quantize(*app);
   register_synth(*app);
+  register_profile(*app);
+  register_plan(*app);
   register_doctor(*app);
+  // After the subcommands, which would inherit it.
+  app->footer(
+      "Text goes to stdout, everything else to stderr. Exit status: 0 done, 1 error (one line on stderr says what to "
+      "do), 130 ended by Ctrl-C.\nExample: hearth run -m models/hearth-demo.gguf -p \"Once upon a time\" -n 100\n"
+      "`hearth SUBCOMMAND --help` lists a subcommand's flags.");
   return app;
 }
 

@@ -11,10 +11,12 @@
 namespace hearth::tools {
 namespace {
 
+// `name` is one of the words that --isa allows.
 cpu::Isa parse_isa(const std::string& name) {
+  const cpu::Isa wanted = name == "avx512" ? cpu::Isa::avx512 : name == "avx2" ? cpu::Isa::avx2 : cpu::Isa::scalar;
   std::string usable;
   for (const cpu::Isa isa : cpu::available_isas()) {
-    if (name == cpu::to_string(isa)) return isa;
+    if (isa == wanted) return isa;
     usable += (usable.empty() ? "" : ", ") + std::string(cpu::to_string(isa));
   }
   fail("--isa {} cannot run on this machine; it can run {}", name, usable);
@@ -66,7 +68,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->type_name("FILE")
       ->group("Model");
   sub.add_option("-c,--ctx-size", o.n_ctx, "Context length in tokens (default: the model's, at most 4096)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->group("Model");
   sub.add_option("--activation", o.activation,
                  "Take the FFN's activation to be relu, fat_relu, relu2, silu, gelu or drelu, whatever the file says")
@@ -84,7 +86,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->capture_default_str()
       ->group("Model");
   sub.add_option("-b,--batch-size", o.n_batch, "Prompt tokens evaluated at once")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group("Hardware");
   add_thread_option(sub, o.threads);

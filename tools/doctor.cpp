@@ -136,7 +136,7 @@ void register_doctor(CLI::App& app) {
   add_thread_option(*sub, o->threads);
   sub->add_flag("--json", o->json, "Print JSON")->group("General");
   add_logging_options(*sub, o->quiet, o->verbose);
-  sub->footer("\nExample: hearth doctor --json");
+  sub->footer("Example: hearth doctor --json");
   sub->callback([o] {
     set_logging(o->quiet, o->verbose);
     const Findings findings = examine(*o);

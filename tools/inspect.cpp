@@ -238,6 +238,7 @@ void register_inspect(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("inspect", "Show a GGUF file's metadata, tensors, and FFN family");
   sub->add_option("FILE", o->path, "GGUF file (any part of a split one)")->required();
   sub->add_flag("--json", o->json, "print JSON; arrays are cut to their first elements");
+  sub->footer("Example: hearth inspect model.gguf --json");
   sub->callback([o] {
     const gguf::File file = gguf::File::open(o->path);
     o->json ? print_json(file) : print_text(file);

@@ -125,7 +125,7 @@ void register_logits(CLI::App& app) {
                 "{\"ids\":[...],\"positions\":[{\"position\":...,\"id\":...,\"top\":[...]}]}")
       ->group("Output");
   add_model_options(*sub, o->model);
-  sub->footer("\nExample: hearth logits -m model.gguf --ids 943,547,259,500 --top 5 --json");
+  sub->footer("Example: hearth logits -m model.gguf --ids 943,547,259,500 --top 5 --json");
   sub->callback([o] { logits(*o); });
 }
 

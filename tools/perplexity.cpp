@@ -152,6 +152,7 @@ void perplexity(PerplexityOptions o) {
                           windows.size(), window));
   }
   print_memory(session);
+  print_peak_memory();
 }
 
 }  // namespace
@@ -169,7 +170,7 @@ void register_perplexity(CLI::App& app) {
       ->needs(ids)
       ->group("Text");
   sub->add_option("--window", o->window, "Tokens evaluated together, each window from an empty context (default: -c)")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->type_name("TOKENS")
       ->group("Text");
   sub->add_option("--stride,--ppl-stride", o->stride,
@@ -181,7 +182,7 @@ void register_perplexity(CLI::App& app) {
   sub->add_flag("--json", o->json, "Print JSON: nll and perplexity with their standard errors")->group("General");
   add_model_options(*sub, o->model);
   sub->footer(
-      "\nEvery token but the first is predicted once, from the tokens before it in its window. A model that wants a "
+      "Every token but the first is predicted once, from the tokens before it in its window. A model that wants a "
       "BOS "
       "token gets it at the start of every window of text.\n"
       "Example: hearth perplexity -m model.gguf -f text.txt --window 512");

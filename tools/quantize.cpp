@@ -84,6 +84,7 @@ void register_quantize(CLI::App& app) {
                 "convert tensors that are quantised already, losing precision twice");
   add_thread_option(*sub, o->threads);
   add_logging_options(*sub, o->quiet, o->verbose);
+  sub->footer("Example: hearth quantize model-f16.gguf model-q8_0.gguf q8_0");
   sub->callback([o] { quantize(*o); });
 }
 

@@ -85,6 +85,10 @@ void print_memory(Session& session) {
   log::info("{:>16} = {} resident", "process peak", human_bytes(process.peak_resident));
 }
 
+void print_peak_memory() {
+  log::info("{:>16} = {} resident", "process peak", human_bytes(process_memory().peak_resident));
+}
+
 nlohmann::json memory_json(Session& session) {
   nlohmann::json j = {{"model_file_bytes", session.model().file().total_bytes()},
                       {"peak_resident_bytes", process_memory().peak_resident}};

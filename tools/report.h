@@ -22,10 +22,12 @@ struct Timings {
 void print_timings(const Timings& t);  // on stderr, in llama.cpp's wording
 nlohmann::json to_json(const Timings& t);
 
-// Sparse modes: the share of neurons that were computed. Then memory: the mapped model, what the device holds by
-// purpose, and the peak of the process.
+// Sparse modes: the share of neurons that were computed.
 void print_density(Session& session);
+// The mapped model, and what the device holds by purpose.
 void print_memory(Session& session);
+// The most that the process ever had in memory, pages of the mapped model included.
+void print_peak_memory();
 nlohmann::json memory_json(Session& session);
 
 }  // namespace hearth::tools

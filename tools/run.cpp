@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "text/chat.h"
+#include "text/stream_decoder.h"
 #include "tools/commands.h"
 #include "tools/generate.h"
 #include "tools/interrupt.h"
@@ -70,6 +71,8 @@ void print_json(Session& session, const std::vector<int32_t>& prompt_ids, const 
 void run(const RunOptions& o) {
   GenerateOptions options = o.generate;
   options.sampler.seed = parse_seed(o.seed);
+  text::Sampler{options.sampler};    // refuse bad flags
+  text::StopMatcher{options.stops};  // before the model is loaded
   Session session(o.model);
   const text::Tokenizer& tokenizer = session.require_tokenizer("run");
   const std::string text = read_prompt(o.prompt);
@@ -98,6 +101,7 @@ void run(const RunOptions& o) {
   print_timings(g.timings);
   print_density(session);
   print_memory(session);
+  print_peak_memory();
   if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);
 }
 
@@ -154,7 +158,7 @@ void register_run(CLI::App& app) {
       ->group("General");
   add_model_options(*sub, o->model);
   sub->footer(
-      "\nCtrl-C ends the text cleanly, with the timings and exit status 130; a second one kills.\n"
+      "Ctrl-C ends the text cleanly, with the timings and exit status 130; a second one kills.\n"
       "Example: hearth run -m models/hearth-demo.gguf -p \"Once upon a time\" -n 200 --temp 0.7 --seed 1");
   sub->callback([o] { run(*o); });
 }

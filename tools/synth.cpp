@@ -174,6 +174,7 @@ void register_synth(CLI::App& app) {
   cmd->add_option("--words-per-topic", f->words_per_topic, "tokens before it moves on")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  cmd->footer("Example: hearth synth --shape llama-7b --type q8_0 -o synthetic.gguf");
   cmd->callback([f] { run_synth(*f); });
 }
 
