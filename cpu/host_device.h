@@ -43,6 +43,10 @@ class HostDevice : public Device {
   Vector adopt(const Vector& host) override { return host; }
   size_t adopted_bytes(const Matrix&) const override { return 0; }
 
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override { return std::make_unique<HostMailbox>(capacity); }
+  void post(Mailbox& mailbox, const float* x, int64_t n) override { host(mailbox).post(x, n); }
+  void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
+
  protected:
   void* allocate_bytes(size_t bytes, Purpose purpose) override {
     HostBuffer buffer(bytes);
@@ -59,6 +63,11 @@ class HostDevice : public Device {
   }
 
  private:
+  static HostMailbox& host(Mailbox& mailbox) {
+    auto* h = dynamic_cast<HostMailbox*>(&mailbox);
+    HEARTH_CHECK(h != nullptr, "a mailbox of another device");
+    return *h;
+  }
   static void copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }

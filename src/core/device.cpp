@@ -1,5 +1,7 @@
 #include "core/device.h"
 
+#include "core/error.h"
+
 namespace hearth {
 
 const char* to_string(Purpose purpose) {
@@ -18,6 +20,16 @@ const char* to_string(Purpose purpose) {
       return "device context";
   }
   return "?";
+}
+
+std::unique_ptr<Mailbox> Device::open_mailbox(int64_t /*capacity*/) {
+  fail("{} cannot hand work to the CPU", name());
+}
+void Device::post(Mailbox& /*mailbox*/, const float* /*x*/, int64_t /*n*/) {
+  HEARTH_CHECK(false, "{}", name());
+}
+void Device::collect(Mailbox& /*mailbox*/, float* /*x*/, int64_t /*n*/) {
+  HEARTH_CHECK(false, "{}", name());
 }
 
 }  // namespace hearth

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/mailbox.h"
 #include "core/tensor.h"
 
 namespace hearth {
@@ -189,6 +190,13 @@ class Device {
   virtual void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) = 0;
   // id[0] = the smallest index of the largest of n logits. NaN never wins.
   virtual void argmax(const float* logits, int64_t n, int32_t* id) = 0;
+
+  // --- hand-offs to the CPU (core/mailbox.h); devices that cannot refuse to open one ---
+  virtual std::unique_ptr<Mailbox> open_mailbox(int64_t capacity);
+  // Posts n floats; the CPU may read them from then on.
+  virtual void post(Mailbox& mailbox, const float* x, int64_t n);
+  // Waits for the answer to the last post, then x += answer.
+  virtual void collect(Mailbox& mailbox, float* x, int64_t n);
 
   // --- graphs: record the operations between begin and end once, launch them many times ---
   virtual bool supports_graphs() const { return false; }

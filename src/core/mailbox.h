@@ -1,0 +1,75 @@
+#pragma once
+// How a device hands work to the CPU in the middle of a pass: it posts a vector into host memory that it can write, the
+// CPU answers with another, and the device adds the answer in. Two flags, no call to any API per hand-off.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "core/buffer.h"
+
+namespace hearth {
+
+// The shared memory of one mailbox. Hand-offs are numbered 1, 2, 3, …; both sides count by themselves, in the same
+// order.
+struct MailboxMemory {
+  // Each flag on a cache line of its own: one is written by the device and polled by the CPU, the other the reverse.
+  struct alignas(64) Flag {
+    std::atomic<uint32_t> value{0};
+  };
+  static_assert(std::atomic<uint32_t>::is_always_lock_free);
+  Flag posted;    // number of the last hand-off whose `request` is complete
+  Flag answered;  // number of the last one whose `answer` is complete
+  Flag failed;    // set by a side that gave up waiting, or that stopped: the other must not wait for it
+};
+
+class Mailbox {
+ public:
+  // How long a side waits for the other before it gives up. Generous: a prompt's batch may take the CPU seconds a
+  // layer.
+  static constexpr std::chrono::seconds kPatience{60};
+
+  // `capacity` floats each way, in memory the caller has mapped into the device's address space; kept alive by `owner`.
+  Mailbox(MailboxMemory* flags, float* request, float* answer, int64_t capacity, std::shared_ptr<void> owner)
+      : flags_(flags), request_(request), answer_(answer), capacity_(capacity), owner_(std::move(owner)) {}
+  virtual ~Mailbox() = default;
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  int64_t capacity() const { return capacity_; }
+
+  // --- the CPU's side ---
+  // Waits for the next hand-off; its floats stay valid until answer(). Throws Error when the device gave up or stays
+  // silent.
+  const float* wait_request();
+  float* answer_buffer() { return answer_; }  // to be filled before answer()
+  void answer();
+  // The CPU will not answer any more (an error on its side): a waiting device stops waiting.
+  void abandon() { flags_->failed.value.store(1, std::memory_order_release); }
+  bool failed() const { return flags_->failed.value.load(std::memory_order_acquire) != 0; }
+
+ protected:
+  MailboxMemory* flags_;
+  float* request_;
+  float* answer_;
+
+ private:
+  int64_t capacity_;
+  std::shared_ptr<void> owner_;
+  uint32_t served_ = 0;
+};
+
+// For devices whose address space is the host's: the device's side is ordinary code, run by another thread than the
+// CPU's side.
+class HostMailbox : public Mailbox {
+ public:
+  explicit HostMailbox(int64_t capacity);
+  void post(const float* x, int64_t n);
+  void collect(float* x, int64_t n);  // x += answer; throws Error when the other side is gone
+
+ private:
+  HostMailbox(std::shared_ptr<HostBuffer> memory, int64_t capacity);
+  uint32_t posted_ = 0;
+};
+
+}  // namespace hearth
