@@ -10,7 +10,7 @@
 #include "gguf/gguf.h"
 #include "hf_reference.h"
 #include "offline/convert/convert.h"
-#include "offline/convert/hf_config.h"
+#include "offline/convert/hf_tokenizer.h"
 #include "support/paths.h"
 #include "text/tokenizer.h"
 
@@ -305,6 +305,28 @@ TEST(ConvertVocabulary, SentencePieceKeepsScoresTypesAndIds) {
   EXPECT_EQ(file.require<uint32_t>("tokenizer.ggml.unknown_token_id"), 0u);
   EXPECT_TRUE(file.require<bool>("tokenizer.ggml.add_bos_token"));
   EXPECT_TRUE(file.require<bool>("tokenizer.ggml.add_space_prefix"));
+}
+
+// A tokenizer.json made from a SentencePiece model: merges become scores that join the same pairs first.
+TEST(ConvertVocabulary, ByteFallbackBpeBecomesSentencePiece) {
+  const json tokenizer = json::parse(R"({
+    "added_tokens": [{"id": 0, "content": "<unk>", "special": true}, {"id": 1, "content": "<s>", "special": true},
+                     {"id": 7, "content": "<tool>", "special": false}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}]}, "pre_tokenizer": null,
+    "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
+    "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>", "merges": ["a b", ["ab", "a"]],
+              "vocab": {"<unk>": 0, "<s>": 1, "<0x41>": 2, "a": 3, "b": 4, "aba": 5, "ab": 6}}})");
+  const convert::HfVocabulary v = convert::parse_tokenizer_json(tokenizer, 9, {}, "test");
+  using text::TokenType;
+  EXPECT_EQ(v.model, "llama");
+  EXPECT_EQ(v.types,
+            (std::vector{TokenType::unknown, TokenType::control, TokenType::byte, TokenType::normal, TokenType::normal,
+                         TokenType::normal, TokenType::normal, TokenType::user_defined, TokenType::unused}));
+  EXPECT_EQ(v.scores[6], -1.0f);
+  EXPECT_EQ(v.scores[5], -2.0f);
+  EXPECT_TRUE(v.merges.empty());
+  EXPECT_EQ(v.add_bos, true);
+  EXPECT_EQ(v.add_space_prefix, true);
 }
 
 }  // namespace
