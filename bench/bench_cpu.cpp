@@ -1,5 +1,5 @@
-// Speed of the CPU device's operations, per instruction set: GB/s of weights (share of the measured read bandwidth) and GFLOP/s.
-// Each case is the tests' (tests/cpu/device_case.h) and must agree with the oracle before it is timed.
+// Speed of the CPU device's operations, per instruction set: GB/s of weights (share of the measured read bandwidth) and
+// GFLOP/s. Each case is the tests' (tests/cpu/device_case.h) and must agree with the oracle before it is timed.
 //   bench_cpu [--threads=N] [--isa=avx2] [Google Benchmark's flags]
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -53,18 +53,20 @@ void report(benchmark::State& state, double bytes, double flops) {
 }
 
 // `small` is verified, `make` is timed: the oracle would take minutes at the full size.
-void add(const std::string& name, ThreadTeam& team, cpu::Isa isa, std::function<Case()> small, std::function<Case()> make) {
-  auto* b = benchmark::RegisterBenchmark((name + "/" + cpu::to_string(isa)).c_str(), [=, &team](benchmark::State& state) {
-    const auto device = cpu::make_device(team, isa);
-    verify(small(), *device);
-    const Case c = make();
-    device->reserve(c.limits);
-    Bound bound(*device);
-    const auto op = c.bind(bound);
-    bound.reset();
-    for (auto _ : state) op();
-    report(state, c.bytes, c.flops);
-  });
+void add(const std::string& name, ThreadTeam& team, cpu::Isa isa, std::function<Case()> small,
+         std::function<Case()> make) {
+  auto* b =
+      benchmark::RegisterBenchmark((name + "/" + cpu::to_string(isa)).c_str(), [=, &team](benchmark::State& state) {
+        const auto device = cpu::make_device(team, isa);
+        verify(small(), *device);
+        const Case c = make();
+        device->reserve(c.limits);
+        Bound bound(*device);
+        const auto op = c.bind(bound);
+        bound.reset();
+        for (auto _ : state) op();
+        report(state, c.bytes, c.flops);
+      });
   b->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
 
@@ -74,11 +76,13 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
     // Decode: 128 MiB or more of weights, far beyond the caches.
     const int64_t rows = type == DType::q4_0 ? 65536 : 16384;
     for (const int64_t T : {1, 2, 4, 8}) {
-      add(fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {128}, 4096); },
+      add(
+          fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {128}, 4096); },
           [=] { return test::matmul_speed(type, T, rows, 4096); });
     }
     for (const int64_t T : {16, 64, 256}) {
-      add(fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {64}, 2048); },
+      add(
+          fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {64}, 2048); },
           [=] { return test::matmul_speed(type, T, 4096, 4096); });
     }
     for (const double density : {-1.0, 0.1, 0.02}) {
@@ -86,13 +90,15 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
       FfnShape large = s;
       large.n = 11008;
       large.n_embd = 4096;
-      add(density < 0 ? fmt::format("ffn/{}/dense", t) : fmt::format("ffn/{}/density={}", t, density), team, isa,
+      add(
+          density < 0 ? fmt::format("ffn/{}/dense", t) : fmt::format("ffn/{}/density={}", t, density), team, isa,
           [=] { return test::ffn_case(1, s); }, [=] { return test::ffn_speed(large); });
     }
   }
   for (const int64_t context : {512, 8192}) {
     for (const int64_t kv : {32, 8}) {
-      const AttentionShape s{.T = 1, .first_pos = context - 1, .n_head = 32, .n_head_kv = kv, .head_dim = 128, .n_ctx = context};
+      const AttentionShape s{
+          .T = 1, .first_pos = context - 1, .n_head = 32, .n_head_kv = kv, .head_dim = 128, .n_ctx = context};
       const auto make = [=] { return test::attention_case(1, s); };
       add(fmt::format("attention/T=1/ctx={}/kv={}", context, kv), team, isa, make, make);
     }
@@ -104,18 +110,23 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
 
 void add_others(int threads) {
   const auto gemm = [](const std::string& name, auto multiply) {
-    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-      const int64_t T = 256, n = 4096;
-      const std::vector<float> x(static_cast<size_t>(T * n), 1.0f), w(static_cast<size_t>(n * n), 0.5f);
-      std::vector<float> y(static_cast<size_t>(T * n));
-      for (auto _ : state) multiply(T, n, n, x.data(), w.data(), y.data());
-      HEARTH_CHECK(y[0] == 0.5f * static_cast<float>(n));
-      report(state, static_cast<double>(n * n * 4), 2.0 * static_cast<double>(T * n * n));
-    })->UseRealTime()->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](benchmark::State& state) {
+                                   const int64_t T = 256, n = 4096;
+                                   const std::vector<float> x(static_cast<size_t>(T * n), 1.0f),
+                                       w(static_cast<size_t>(n * n), 0.5f);
+                                   std::vector<float> y(static_cast<size_t>(T * n));
+                                   for (auto _ : state) multiply(T, n, n, x.data(), w.data(), y.data());
+                                   HEARTH_CHECK(y[0] == 0.5f * static_cast<float>(n));
+                                   report(state, static_cast<double>(n * n * 4), 2.0 * static_cast<double>(T * n * n));
+                                 })
+        ->UseRealTime()
+        ->Unit(benchmark::kMicrosecond);
   };
   gemm("gemm/f32/T=256/eigen-1-thread", gemm_eigen);
 #ifdef HEARTH_HAS_OPENBLAS
-  gemm(fmt::format("gemm/f32/T=256/openblas-{}-threads", threads), [threads](auto... args) { gemm_openblas(threads, args...); });
+  gemm(fmt::format("gemm/f32/T=256/openblas-{}-threads", threads),
+       [threads](auto... args) { gemm_openblas(threads, args...); });
 #else
   (void)threads;
 #endif
@@ -133,7 +144,8 @@ int main(int argc, char** argv) {
     } else if (std::strncmp(argv[i], "--isa=", 6) == 0) {
       isas.clear();
       for (const auto isa : hearth::cpu::available_isas()) {
-        if (std::strcmp(argv[i] + 6, "all") == 0 || std::strcmp(argv[i] + 6, hearth::cpu::to_string(isa)) == 0) isas.push_back(isa);
+        if (std::strcmp(argv[i] + 6, "all") == 0 || std::strcmp(argv[i] + 6, hearth::cpu::to_string(isa)) == 0)
+          isas.push_back(isa);
       }
     } else {
       argv[kept++] = argv[i];

@@ -1,71 +1,12 @@
-// Dot products and sums of weight rows. Part of every kernels_*.cpp; needs its simd_*.h.
+// Dot products of weight rows with one or several tokens. Part of every kernels_*.cpp, after body_weights.h.
 
-HEARTH_SIMD uint16_t read_u16(const uint8_t* p) {
-  uint16_t x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-
-// How each weight type is read: one vector at a time, or one block of 32 at a time.
-struct WeightF32 {
-  using Element = float;
-  HEARTH_SIMD F get(const Element* p) { return load(p); }
-  HEARTH_SIMD F get_n(const Element* p, int n) { return load_n(p, n); }
-};
-struct WeightF16 {
-  using Element = uint16_t;
-  HEARTH_SIMD F get(const Element* p) { return load_f16(p); }
-  HEARTH_SIMD F get_n(const Element* p, int n) { return load_f16_n(p, n); }
-};
-struct WeightBF16 {
-  using Element = uint16_t;
-  HEARTH_SIMD F get(const Element* p) { return load_bf16(p); }
-  HEARTH_SIMD F get_n(const Element* p, int n) { return load_bf16_n(p, n); }
-};
-struct WeightQ8_0 {
-  static constexpr int kBytes = 34;
-  HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
-  HEARTH_SIMD BlockQ8 get(const uint8_t* block) { return load_q8_0(block + 2); }
-  HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q8_0(block + 2, out); }
-};
-struct WeightQ4_0 {
-  static constexpr int kBytes = 18;
-  HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
-  HEARTH_SIMD BlockQ4 get(const uint8_t* block) { return load_q4_0(block + 2); }
-  HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q4_0(block + 2, out); }
-};
-constexpr int kBlockVectors = kBlock / kW;
-template <typename W>
-concept InBlocks = requires {
-  W::kBytes;
-};
-
-HEARTH_SIMD Q8Row q8_row(const void* row, int64_t n) {
-  const int64_t blocks = n_blocks(n);
-  auto* d = static_cast<float*>(const_cast<void*>(row));
-  auto* total = reinterpret_cast<int32_t*>(d + blocks);
-  return {d, total, total + blocks, reinterpret_cast<int8_t*>(total + 9 * blocks)};
-}
-
-HEARTH_SIMD const uint8_t* row_address(const RowsView& rows, int64_t r) {
-  const auto index = static_cast<size_t>(rows.ids != nullptr ? rows.ids[r] : r);
-  return static_cast<const uint8_t*>(rows.w) + index * rows.row_bytes;
-}
-
-// The first lines of rows [r, r + 4), so that rows in random places do not start with a wait for memory.
-HEARTH_SIMD void prefetch_rows(const RowsView& rows, int64_t r) {
-  if (rows.ids == nullptr) return;  // the hardware follows consecutive rows by itself
-  for (int64_t i = r; i < r + 4 && i < rows.n; ++i) {
-    const uint8_t* p = row_address(rows, i);
-    for (int line = 0; line < 8; ++line) __builtin_prefetch(p + 64 * line);
-  }
-}
-
-// R rows times T tokens. Each sum has one accumulator that runs over the columns in order, whatever R and T are.
-template <typename W, int R, int T>
-requires(!InBlocks<W>) HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x,
-                                                 size_t x_stride, float* y, int64_t y_stride) {
+// R rows times T tokens. Each sum has one accumulator that runs over the columns in order. Prefetches R rows at
+// `ahead`, if set.
+template <Elements W, int R, int T>
+HEARTH_SIMD void dot_tile(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const uint8_t* x,
+                          size_t x_stride, float* y, int64_t y_stride) {
   using Element = typename W::Element;
+  constexpr int64_t kLine = 64 / sizeof(Element);
   F acc[R][T];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -74,6 +15,10 @@ requires(!InBlocks<W>) HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_
   }
   int64_t c = 0;
   for (; c + kW <= cols; c += kW) {
+    if (ahead != nullptr && c % kLine == 0) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) prefetch(ahead[r], c * static_cast<int64_t>(sizeof(Element)), 64);
+    }
     F wv[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) wv[r] = W::get(reinterpret_cast<const Element*>(w[r]) + c);
@@ -102,9 +47,9 @@ requires(!InBlocks<W>) HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_
   }
 }
 
-template <typename W, int R, int T>
-requires InBlocks<W> HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride,
-                                               float* y, int64_t y_stride) {
+template <Blocks W, int R, int T>
+HEARTH_SIMD void dot_tile(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const uint8_t* x,
+                          size_t x_stride, float* y, int64_t y_stride) {
   F8 acc[R][T];
   Q8Row xs[T];
 #pragma GCC unroll 4
@@ -114,6 +59,10 @@ requires InBlocks<W> HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t 
     for (int r = 0; r < R; ++r) acc[r][t] = zero8();
   }
   for (int64_t b = 0; b < cols / kBlock; ++b) {
+    if (ahead != nullptr && b % (64 / W::kBytes) == 0) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) prefetch(ahead[r], b * W::kBytes, 64);
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const uint8_t* block = w[r] + b * W::kBytes;
@@ -134,123 +83,103 @@ requires InBlocks<W> HEARTH_SIMD void dot_tile(const uint8_t* const* w, int64_t 
 
 // R rows times any number of tokens, four at a time.
 template <typename W, int R>
-HEARTH_SIMD void dot_group(const uint8_t* const* w, int64_t cols, const uint8_t* x, size_t x_stride, int64_t T,
-                           float* y, int64_t y_stride) {
-  for (int64_t t = 0; t < T; t += 4) {
+HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const uint8_t* x,
+                           size_t x_stride, int64_t T, float* y, int64_t y_stride) {
+  for (int64_t t = 0; t < T; t += 4, ahead = nullptr) {
     const uint8_t* xt = x + static_cast<size_t>(t) * x_stride;
     float* yt = y + t * y_stride;
     switch (T - t) {
       case 1:
-        dot_tile<W, R, 1>(w, cols, xt, x_stride, yt, y_stride);
+        dot_tile<W, R, 1>(w, ahead, cols, xt, x_stride, yt, y_stride);
         break;
       case 2:
-        dot_tile<W, R, 2>(w, cols, xt, x_stride, yt, y_stride);
+        dot_tile<W, R, 2>(w, ahead, cols, xt, x_stride, yt, y_stride);
         break;
       case 3:
-        dot_tile<W, R, 3>(w, cols, xt, x_stride, yt, y_stride);
+        dot_tile<W, R, 3>(w, ahead, cols, xt, x_stride, yt, y_stride);
         break;
       default:
-        dot_tile<W, R, 4>(w, cols, xt, x_stride, yt, y_stride);
+        dot_tile<W, R, 4>(w, ahead, cols, xt, x_stride, yt, y_stride);
         break;
     }
   }
 }
 
-template <typename W>
-void dot_rows(RowsView rows, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride) {
-  const auto* xb = static_cast<const uint8_t*>(x);
-  const uint8_t* w[4];
-  int64_t r = 0;
-  if (T == 1) {
-    for (; r + 4 <= rows.n; r += 4) {
-      prefetch_rows(rows, r + 4);
-      for (int i = 0; i < 4; ++i) w[i] = row_address(rows, r + i);
-      dot_tile<W, 4, 1>(w, cols, xb, x_stride, y + r, y_stride);
-    }
-  } else {
-    for (; r + kRowsSmallT <= rows.n; r += kRowsSmallT) {
-      prefetch_rows(rows, r + kRowsSmallT);
-      for (int i = 0; i < kRowsSmallT; ++i) w[i] = row_address(rows, r + i);
-      dot_group<W, kRowsSmallT>(w, cols, xb, x_stride, T, y + r, y_stride);
-    }
-  }
-  for (; r < rows.n; ++r) {
-    w[0] = row_address(rows, r);
-    dot_group<W, 1>(w, cols, xb, x_stride, T, y + r, y_stride);
-  }
-}
-
-// acc += R rows with factors v, one row after the other.
-template <typename W, int R>
-requires(!InBlocks<W>) HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
+// One row times one token, with four accumulators: the additions need not wait for each other. Prefetches the row at
+// `ahead` if asked.
+template <Elements W, bool Prefetch>
+HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
   using Element = typename W::Element;
-  F factor[R];
-  for (int r = 0; r < R; ++r) factor[r] = set1(v[r]);
+  constexpr int kStep = 4 * kW;
+  const auto* w = reinterpret_cast<const Element*>(row);
+  const auto* xf = static_cast<const float*>(x);
+  F acc[4] = {zero(), zero(), zero(), zero()};
   int64_t c = 0;
-  for (; c + kW <= cols; c += kW) {
-    F a = load(acc + c);
+  for (; c + kStep <= cols; c += kStep) {
+    if constexpr (Prefetch) prefetch(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) a = fma(W::get(reinterpret_cast<const Element*>(w[r]) + c), factor[r], a);
-    store(acc + c, a);
+    for (int i = 0; i < 4; ++i) acc[i] = fma(W::get(w + c + i * kW), load(xf + c + i * kW), acc[i]);
   }
+  for (; c + kW <= cols; c += kW) acc[0] = fma(W::get(w + c), load(xf + c), acc[0]);
   if (c < cols) {
     const int n = static_cast<int>(cols - c);
-    F a = load_n(acc + c, n);
-    for (int r = 0; r < R; ++r) a = fma(W::get_n(reinterpret_cast<const Element*>(w[r]) + c, n), factor[r], a);
-    store_n(acc + c, a, n);
+    acc[1] = fma(W::get_n(w + c, n), load_n(xf + c, n), acc[1]);
   }
+  return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
 }
 
-template <typename W, int R>
-requires InBlocks<W> HEARTH_SIMD void axpy_group(const uint8_t* const* w, int64_t cols, const float* v, float* acc) {
-  for (int64_t b = 0; b < cols / kBlock; ++b) {
-    F a[kBlockVectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlockVectors; ++i) a[i] = load(acc + kBlock * b + kW * i);
+template <Blocks W, bool Prefetch>
+HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
+  const Q8Row xq = q8_row(x, cols);
+  F8 acc[4] = {zero8(), zero8(), zero8(), zero8()};
+  const int64_t blocks = cols / kBlock;
+  const auto step = [&](F8 & sum_of, int64_t b) __attribute__((always_inline)) {
+    const uint8_t* block = row + b * W::kBytes;
+    sum_of = fma8(dot(W::get(block), xq.q + kBlock * b, xq.offset + 8 * b), W::scale(block) * xq.d[b], sum_of);
+  };
+  int64_t b = 0;
+  for (; b + 4 <= blocks; b += 4) {
+    if constexpr (Prefetch) prefetch(ahead, b * W::kBytes, 4 * W::kBytes);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const uint8_t* block = w[r] + b * W::kBytes;
-      const F factor = set1(W::scale(block) * v[r]);
-      F q[kBlockVectors];
-      W::widen(block, q);
-#pragma GCC unroll 8
-      for (int i = 0; i < kBlockVectors; ++i) a[i] = fma(q[i], factor, a[i]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlockVectors; ++i) store(acc + kBlock * b + kW * i, a[i]);
+    for (int i = 0; i < 4; ++i) step(acc[i], b + i);
+  }
+  for (; b < blocks; ++b) step(acc[0], b);
+  return (sum8(acc[0]) + sum8(acc[1])) + (sum8(acc[2]) + sum8(acc[3]));
+}
+
+// One token. Consecutive rows are one stream, which the hardware prefetches at the memory's full speed as long as
+// nothing else is read in between (four rows side by side reach half of it).
+template <typename W>
+HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_t cols, const void* x, float* y) {
+  constexpr int64_t kAheadBytes = 4096;
+  const Ahead later{rows, then};
+  const int64_t distance = 1 + (kAheadBytes - 1) / static_cast<int64_t>(rows.row_bytes);
+  for (int64_t r = 0; r < rows.n; ++r) {
+    const uint8_t* row = row_address(rows, r);
+    const uint8_t* ahead = rows.ids != nullptr ? later.row(r + distance) : nullptr;
+    y[r] = ahead != nullptr ? dot_row<W, true>(row, cols, x, ahead) : dot_row<W, false>(row, cols, x, nullptr);
   }
 }
 
 template <typename W>
-void axpy_rows(RowsView rows, int64_t cols, const float* v, float* acc) {
-  const uint8_t* w[4];
+void dot_rows(RowsView rows, const RowsView* then, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
+              int64_t y_stride) {
+  if (T == 1) return dot_rows_one<W>(rows, then, cols, x, y);
+  const auto* xb = static_cast<const uint8_t*>(x);
+  const Ahead later{rows, then};
+  const uint8_t *w[kRowsSmallT], *ahead[kRowsSmallT];
   int64_t r = 0;
-  for (; r + 4 <= rows.n; r += 4) {
-    prefetch_rows(rows, r + 4);
-    for (int i = 0; i < 4; ++i) w[i] = row_address(rows, r + i);
-    axpy_group<W, 4>(w, cols, v + r, acc);
+  for (; r + kRowsSmallT <= rows.n; r += kRowsSmallT) {
+    bool all = true;
+    for (int i = 0; i < kRowsSmallT; ++i) {
+      w[i] = row_address(rows, r + i);
+      ahead[i] = later.row(r + kRowsSmallT + i);
+      all = all && ahead[i] != nullptr;
+    }
+    dot_group<W, kRowsSmallT>(w, all ? ahead : nullptr, cols, xb, x_stride, T, y + r, y_stride);
   }
   for (; r < rows.n; ++r) {
     w[0] = row_address(rows, r);
-    axpy_group<W, 1>(w, cols, v + r, acc);
-  }
-}
-
-template <typename W>
-requires(!InBlocks<W>) void to_float(const void* row, float* out, int64_t n) {
-  const auto* w = static_cast<const typename W::Element*>(row);
-  int64_t c = 0;
-  for (; c + kW <= n; c += kW) store(out + c, W::get(w + c));
-  if (c < n) store_n(out + c, W::get_n(w + c, static_cast<int>(n - c)), static_cast<int>(n - c));
-}
-
-template <typename W>
-requires InBlocks<W>
-void to_float(const void* row, float* out, int64_t n) {
-  for (int64_t b = 0; b < n / kBlock; ++b) {
-    const uint8_t* block = static_cast<const uint8_t*>(row) + b * W::kBytes;
-    F q[kBlockVectors];
-    W::widen(block, q);
-    for (int i = 0; i < kBlockVectors; ++i) store(out + kBlock * b + kW * i, mul(q[i], set1(W::scale(block))));
+    dot_group<W, 1>(w, nullptr, cols, xb, x_stride, T, y + r, y_stride);
   }
 }

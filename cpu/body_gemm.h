@@ -3,7 +3,7 @@
 constexpr int kNr = 2 * kW;
 
 // Rows [j, j + kW) of the panel, from kW rows of weights: columns [k0, k0 + kc).
-template <typename W>
+template <Elements W>
 HEARTH_SIMD void pack_row_group(const uint8_t* const* w, int n_rows, int64_t k0, int64_t kc, float* out) {
   using Element = typename W::Element;
   for (int64_t k = 0; k < kc; k += kW) {
@@ -35,9 +35,8 @@ HEARTH_SIMD float* in_panel(float* out, int64_t kc, int64_t k, int64_t c) {
   return out + (c / kNr * kc + k) * kNr + c % kNr;
 }
 
-template <typename W>
-requires(!InBlocks<W>) void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0,
-                                      int64_t n_cols, float* out) {
+template <Elements W>
+void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols, float* out) {
   const int64_t padded = (n_cols + kNr - 1) / kNr * kNr;
   for (int64_t k = 0; k < kc; ++k) {
     const uint8_t* row = static_cast<const uint8_t*>(w) + static_cast<size_t>(k0 + k) * row_bytes;
@@ -50,8 +49,7 @@ requires(!InBlocks<W>) void pack_cols(const void* w, size_t row_bytes, int64_t k
   }
 }
 
-template <typename W>
-requires InBlocks<W>
+template <Blocks W>
 void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols, float* out) {
   for (int64_t k = 0; k < kc; ++k) {
     const uint8_t* row = static_cast<const uint8_t*>(w) + static_cast<size_t>(k0 + k) * row_bytes;

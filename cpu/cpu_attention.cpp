@@ -40,8 +40,8 @@ void CpuDevice::attend_one(const AttentionArgs& a, float* out) {
     const int64_t begin = first + piece * kContextPiece, n = std::min(kContextPiece, first + n_positions - begin);
     float* scores = thread_scratch(thread);  // [group][kContextPiece]
     const RowsView keys{head_of(a.k_cache, a, kv) + begin * d, static_cast<size_t>(d) * sizeof(f16_t), nullptr, n};
-    k_.dot_rows[index(DType::f16)](keys, d, a.q + h0 * d, static_cast<size_t>(d) * sizeof(float), group, scores,
-                                   kContextPiece);
+    k_.dot_rows[index(DType::f16)](keys, nullptr, d, a.q + h0 * d, static_cast<size_t>(d) * sizeof(float), group,
+                                   scores, kContextPiece);
     float* p = partial + (piece * a.n_head + h0) * width;
     for (int64_t h = 0; h < group; ++h) {
       float* s = scores + h * kContextPiece;

@@ -72,7 +72,7 @@ void CpuDevice::embed(const Matrix& table, const int32_t* ids, const Matrix& pos
       HEARTH_CHECK(p >= 0 && p < positions.rows, "position {} of {}", p, positions.rows);
       const float one = 1.0f;
       const RowsView view{positions.row(p), positions.row_size(), nullptr, 1};
-      k_.axpy_rows[index(positions.type)](view, positions.cols, &one, row);
+      k_.axpy_rows[index(positions.type)](view, nullptr, positions.cols, &one, row);
     }
   });
 }

@@ -65,6 +65,7 @@ class CpuDevice final : public HostDevice {
   // y += sum_k values_[k] * down_t[k]: one token, or many.
   void ffn_down_one(const FfnShard& shard, float* y);
   void ffn_down_batch(const FfnShard& shard, int64_t T, float* y);
+  void ffn_active(const FfnShard& shard, Act in, int64_t begin, int64_t end, float* sum) const;
   int32_t ffn_select(const FfnShard& shard, const SparseArgs& sparse, Act in);
   void sum_lanes(int64_t n_lanes, int64_t n_embd, float* y);
 

@@ -54,7 +54,7 @@ void CpuDevice::ffn_down_one(const FfnShard& s, float* y) {
     std::memset(sum, 0, static_cast<size_t>(n_embd) * sizeof(float));
     const int64_t begin = lanes.begin(lane), end = lanes.begin(lane + 1);
     const RowsView rows{s.down_t.row(begin), s.down_t.row_size(), nullptr, end - begin};
-    k_.axpy_rows[index(s.down_t.type)](rows, n_embd, values + begin, sum);
+    k_.axpy_rows[index(s.down_t.type)](rows, nullptr, n_embd, values + begin, sum);
   });
   sum_lanes(lanes.n_lanes, n_embd, y);
 }
@@ -113,7 +113,7 @@ int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, Act i
   team_.for_chunks(n, kSelectRows, [&](int64_t begin, int64_t end, int) {
     const int32_t* listed = sparse.predicted != nullptr ? sparse.predicted + begin : nullptr;
     const RowsView rows{listed != nullptr ? s.gate.data : s.gate.row(begin), s.gate.row_size(), listed, end - begin};
-    k_.dot_rows[index(s.gate.type)](rows, s.gate.cols, x, 0, 1, z + begin, 0);
+    k_.dot_rows[index(s.gate.type)](rows, nullptr, s.gate.cols, x, 0, 1, z + begin, 0);
     const auto id = [&](int64_t i) { return listed != nullptr ? listed[i - begin] : static_cast<int32_t>(i); };
     if (s.gate_bias) {
       for (int64_t i = begin; i < end; ++i) z[i] += s.gate_bias.data[id(i)];
@@ -137,46 +137,57 @@ int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, Act i
   return static_cast<int32_t>(n_active);
 }
 
+// The active neurons [begin, end): reads their up and down rows, adds values * down_t to sum [n_embd].
+void CpuDevice::ffn_active(const FfnShard& s, Act in, int64_t begin, int64_t end, float* sum) const {
+  constexpr int64_t kBatch = 32;
+  const int32_t* ids = ids_.as<int32_t>();
+  const float* gates = values_.as<float>();
+  const int64_t n_embd = s.down_t.cols;
+  const auto rows_of = [](const Matrix& w, const int32_t* rows, int64_t n) {
+    return RowsView{w.data, w.row_size(), rows, n};
+  };
+  for (int64_t first = begin; first < end; first += kBatch) {
+    const int64_t n = std::min(kBatch, end - first);
+    if (!s.up) {
+      const RowsView down = rows_of(s.down_t, ids + first, n),
+                     next = rows_of(s.down_t, ids + first + n, end - first - n);
+      k_.axpy_rows[index(s.down_t.type)](down, &next, n_embd, gates + first, sum);
+      continue;
+    }
+    // The products with up bring in the rows of down, and those the next rows of up.
+    float values[kBatch];
+    int32_t kept_ids[kBatch];
+    const RowsView down = rows_of(s.down_t, ids + first, n);
+    const void* x = is_quantized(s.up.type) ? in.q8 : in.x;
+    k_.dot_rows[index(s.up.type)](rows_of(s.up, ids + first, n), &down, s.up.cols, x, 0, 1, values, 0);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t id = ids[first + i];
+      const float u = values[i] + (s.up_bias ? s.up_bias.data[id] : 0.0f);
+      if (s.up_relu && !(u > 0.0f)) continue;  // dReLU: such a neuron's down row is not read either
+      kept_ids[kept] = id;
+      values[kept++] = gates[first + i] * u;
+    }
+    const RowsView next = rows_of(s.up, ids + first + n, end - first - n);
+    k_.axpy_rows[index(s.down_t.type)](rows_of(s.down_t, kept_ids, kept), &next, n_embd, values, sum);
+  }
+}
+
 void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
   HEARTH_CHECK(s.down_t && !s.down, "the sparse FFN needs down_t");
+  HEARTH_CHECK(in.q8 != nullptr || !(s.up && is_quantized(s.up.type)),
+               "quantised weights need the 8-bit form of their input");
   const int64_t n_embd = s.down_t.cols;
   const int32_t n_active = ffn_select(s, sparse, in);
-  const int32_t* ids = ids_.as<int32_t>();
-  if (sparse.active_ids != nullptr) std::copy_n(ids, n_active, sparse.active_ids);
+  if (sparse.active_ids != nullptr) std::copy_n(ids_.as<int32_t>(), n_active, sparse.active_ids);
   if (sparse.n_active != nullptr) *sparse.n_active = n_active;
   add_bias(y_bias, 1, y);
-
-  const float* gates = values_.as<float>();
-  const bool quantized_up = s.up && is_quantized(s.up.type);
-  HEARTH_CHECK(!quantized_up || in.q8 != nullptr, "quantised weights need the 8-bit form of their input");
   const Lanes lanes(n_active);
   float* sums = scratch(lanes_, lanes.n_lanes * n_embd);
   team_.for_chunks(lanes.n_lanes, 1, [&](int64_t lane, int64_t, int) {
     float* sum = sums + lane * n_embd;
     std::memset(sum, 0, static_cast<size_t>(n_embd) * sizeof(float));
-    constexpr int64_t kBatch = 32;
-    const int64_t end = lanes.begin(lane + 1);
-    for (int64_t first = lanes.begin(lane); first < end; first += kBatch) {
-      const int64_t n = std::min(kBatch, end - first);
-      float values[kBatch];
-      int32_t rows[kBatch];
-      int64_t kept = n;
-      if (s.up) {
-        const RowsView up{s.up.data, s.up.row_size(), ids + first, n};
-        k_.dot_rows[index(s.up.type)](up, s.up.cols, quantized_up ? in.q8 : in.x, 0, 1, values, 0);
-        kept = 0;
-        for (int64_t i = 0; i < n; ++i) {
-          float u = values[i] + (s.up_bias ? s.up_bias.data[ids[first + i]] : 0.0f);
-          if (s.up_relu && !(u > 0.0f)) continue;  // dReLU: such a neuron's down row is not read either
-          rows[kept] = ids[first + i];
-          values[kept++] = gates[first + i] * u;
-        }
-      } else {
-        std::copy_n(ids + first, n, rows);
-        std::copy_n(gates + first, n, values);
-      }
-      k_.axpy_rows[index(s.down_t.type)]({s.down_t.data, s.down_t.row_size(), rows, kept}, n_embd, values, sum);
-    }
+    ffn_active(s, in, lanes.begin(lane), lanes.begin(lane + 1), sum);
   });
   sum_lanes(lanes.n_lanes, n_embd, y);
 }

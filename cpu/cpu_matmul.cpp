@@ -13,7 +13,8 @@ CpuDevice::Method CpuDevice::method(DType type, int64_t T) const {
 
 int64_t CpuDevice::rows_per_piece(const Matrix& w, int64_t T) const {
   if (T > kSmallT || method(w.type, T) != Method::dot) return kGemmRows;
-  const auto rows = static_cast<int64_t>((size_t{64} << 10) / std::max<size_t>(1, w.row_size()));
+  const size_t bytes = T == 1 ? kStreamBytes : 4 * kStreamBytes;
+  const auto rows = static_cast<int64_t>(bytes / std::max<size_t>(1, w.row_size()));
   return std::clamp<int64_t>(rows / 4 * 4, 4, kMaxDotRows);
 }
 
@@ -56,6 +57,10 @@ void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input
 void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
                              bool accumulate, int thread) {
   void* panel = thread_scratch(thread);
+  // Packing reads many rows side by side; as one stream they come from memory twice as fast.
+  const std::byte* weights = w.row(r0);
+  const auto bytes = static_cast<int64_t>(static_cast<size_t>(n) * w.row_size());
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 2);
   for (int64_t r = 0; r < n; r += k_.nr) {
     const int columns = static_cast<int>(std::min<int64_t>(k_.nr, n - r));
     k_.int8_pack_rows[index(w.type)](w.data, w.row_size(), r0 + r, columns, w.cols, panel);
@@ -75,7 +80,8 @@ void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input&
     const int64_t tokens = std::min(kSmallT, in.T - t);
     const auto* xt = x + static_cast<size_t>(t) * x_stride;
     float* yt = y + t * ldy;
-    k_.dot_rows[index(w.type)](rows, w.cols, xt, x_stride, tokens, accumulate ? sums : yt, accumulate ? n : ldy);
+    k_.dot_rows[index(w.type)](rows, nullptr, w.cols, xt, x_stride, tokens, accumulate ? sums : yt,
+                               accumulate ? n : ldy);
     for (int64_t i = 0; accumulate && i < tokens; ++i) k_.add(sums + i * n, n, yt + i * ldy);
   }
 }

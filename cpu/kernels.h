@@ -43,13 +43,13 @@ struct Kernels {
   int mr, nr;      // gemm_tile's tokens and columns
   int dot_tokens;  // up to so many tokens dot_rows is faster than packing and gemm_tile (measured on Zen 4)
 
-  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. Of a row's result nothing depends
-  // on T or on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in
-  // bytes.
-  void (*dot_rows[kWeightTypes])(RowsView rows, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
-                                 int64_t y_stride);
+  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. The result of a row does not depend
+  // on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in bytes.
+  // `then` (may be null): rows of about the same size that the caller reads next, for prefetching.
+  void (*dot_rows[kWeightTypes])(RowsView rows, const RowsView* then, int64_t cols, const void* x, size_t x_stride,
+                                 int64_t T, float* y, int64_t y_stride);
   // acc[c] += sum_r v[r] w[r][c], c < cols.
-  void (*axpy_rows[kWeightTypes])(RowsView rows, int64_t cols, const float* v, float* acc);
+  void (*axpy_rows[kWeightTypes])(RowsView rows, const RowsView* then, int64_t cols, const float* v, float* acc);
   // The row as floats.
   void (*to_float[kWeightTypes])(const void* row, float* out, int64_t n);
 

@@ -5,12 +5,17 @@
 
 namespace hearth::cpu {
 namespace {
+// Each needs those before it.
+// clang-format off
+#include "cpu/body_weights.h"
 #include "cpu/body_dot.h"
+#include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"
-#include "cpu/body_int8.h"
 #include "cpu/body_rows.h"
+#include "cpu/body_int8.h"
 #define HEARTH_INT8_GEMM
 #include "cpu/body_table.h"
+// clang-format on
 }  // namespace
 
 constinit const Kernels kernels_avx512 = make_table("avx512");

@@ -4,10 +4,15 @@
 
 namespace hearth::cpu {
 namespace {
+// Each needs those before it.
+// clang-format off
+#include "cpu/body_weights.h"
 #include "cpu/body_dot.h"
+#include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"
 #include "cpu/body_rows.h"
 #include "cpu/body_table.h"
+// clang-format on
 }  // namespace
 
 constinit const Kernels kernels_scalar = make_table("scalar");

@@ -11,7 +11,8 @@ constexpr int kMr = 6;          // gemm_tile: 6 x 2 vectors of accumulators, of 
 constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
 constexpr int kDotTokens = 16;  // Kernels::dot_tokens
 
-#define HEARTH_SIMD static inline __attribute__((always_inline))
+#define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
+#define HEARTH_SIMD static HEARTH_SIMD_MEMBER
 
 HEARTH_SIMD __m256i first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -20,7 +20,8 @@ constexpr int kMr = 14;         // gemm_tile: 14 x 2 vectors of accumulators, of
 constexpr int kRowsSmallT = 4;  // rows at once in products with several tokens
 constexpr int kDotTokens = 64;  // Kernels::dot_tokens
 
-#define HEARTH_SIMD static inline __attribute__((always_inline))
+#define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
+#define HEARTH_SIMD static HEARTH_SIMD_MEMBER
 
 HEARTH_SIMD __mmask16 first(int n) {
   return static_cast<__mmask16>((1u << n) - 1u);

@@ -14,7 +14,8 @@ constexpr int kMr = 4;          // tokens of gemm_tile
 constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
 constexpr int kDotTokens = 8;   // Kernels::dot_tokens
 
-#define HEARTH_SIMD static inline __attribute__((always_inline))
+#define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
+#define HEARTH_SIMD static HEARTH_SIMD_MEMBER
 
 template <typename Op>
 HEARTH_SIMD F each(Op op) {

@@ -1,26 +1,40 @@
 #pragma once
-// Into what pieces the SIMD device cuts its work. Results depend on these numbers in the last bits, never on the thread
-// count.
+// Into what pieces the SIMD device cuts its work. Results depend on these numbers in the last bits, never on the number
+// of threads.
 #include <cstdint>
 
 #include "cpu/cpu_device.h"
 
 namespace hearth::cpu {
 
-constexpr int64_t kSmallT = 8;      // tokens that dot products take at once: they stay in the nearest caches
-constexpr int64_t kInt8Tokens = 4;  // from so many tokens on, packing quantised weights pays
-constexpr int64_t kMaxDotRows =
-    256;                           // rows of a piece for so few tokens: about 64 KiB of weights, at most this many rows
-constexpr int64_t kGemmRows = 32;  // rows of a piece for more tokens
-constexpr int64_t kPanelK = 256;   // columns multiplied between two visits of the output: 32 KiB panels stay in L1
-constexpr int64_t kStripColumns = 128;  // columns of down_t in one piece
-constexpr int64_t kRowsPerPiece = 4;    // tokens of a piece of a row operation
-constexpr int64_t kSelectRows = 64;     // gates of one piece of the sparse FFN
-constexpr int64_t kLanes = 64;          // partial sums of the FFN's down projection, at most
-constexpr int64_t kLaneNeurons = 16;    // neurons that are worth a partial sum of their own
-constexpr int64_t kContextPiece = 256;  // positions attended to by one piece of a decode step
-constexpr int64_t kKeyBlock = 64;       // positions multiplied at a time in a prefill
-constexpr int64_t kQueryTiles = 8;  // gemm tiles of queries (tokens times the heads that share keys) in a prefill piece
+// Products. Tokens that dot products take at once stay in the nearest caches.
+constexpr int64_t kSmallT = 8;
+// From so many tokens on, packing quantised weights pays (where there are integer kernels).
+constexpr int64_t kInt8Tokens = 4;
+// Weights of a piece for one token. Four times as many for a few tokens: there the first rows of a piece are not
+// prefetched.
+constexpr size_t kStreamBytes = 64 << 10;
+constexpr int64_t kMaxDotRows = 256;
+// Rows of a piece for many tokens, and the columns multiplied between two visits of the output: 32 KiB panels stay in
+// L1.
+constexpr int64_t kGemmRows = 32;
+constexpr int64_t kPanelK = 256;
+// Columns of down_t in one piece.
+constexpr int64_t kStripColumns = 128;
+// Tokens of a piece of a row operation.
+constexpr int64_t kRowsPerPiece = 4;
+
+// Feed-forward network: gates of one piece of the sparse selection; partial sums of the down projection (at most), and
+// the neurons that are worth one of their own.
+constexpr int64_t kSelectRows = 64;
+constexpr int64_t kLanes = 64;
+constexpr int64_t kLaneNeurons = 16;
+
+// Attention: positions that one piece of a decode step attends to; in a prefill, positions multiplied at a time, and
+// gemm tiles of queries (tokens times the heads that share keys) in one piece.
+constexpr int64_t kContextPiece = 256;
+constexpr int64_t kKeyBlock = 64;
+constexpr int64_t kQueryTiles = 8;
 
 inline size_t index(DType type) {
   return static_cast<size_t>(weight_type(type));

@@ -1,0 +1,94 @@
+// Sums of weight rows with factors, and rows as floats. Part of every kernels_*.cpp, after body_weights.h.
+
+// acc += R rows with factors v, one row after the other; prefetches the R rows at `ahead`.
+template <Elements W, int R>
+HEARTH_SIMD void axpy_group(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const float* v,
+                            float* acc) {
+  using Element = typename W::Element;
+  constexpr int64_t kLine = 64 / sizeof(Element);
+  F factor[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) factor[r] = set1(v[r]);
+  int64_t c = 0;
+  for (; c + kW <= cols; c += kW) {
+    if (c % kLine == 0) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) prefetch(ahead[r], c * static_cast<int64_t>(sizeof(Element)), 64);
+    }
+    F a = load(acc + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) a = fma(W::get(reinterpret_cast<const Element*>(w[r]) + c), factor[r], a);
+    store(acc + c, a);
+  }
+  if (c < cols) {
+    const int n = static_cast<int>(cols - c);
+    F a = load_n(acc + c, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) a = fma(W::get_n(reinterpret_cast<const Element*>(w[r]) + c, n), factor[r], a);
+    store_n(acc + c, a, n);
+  }
+}
+
+template <Blocks W, int R>
+HEARTH_SIMD void axpy_group(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const float* v,
+                            float* acc) {
+  for (int64_t b = 0; b < cols / kBlock; ++b) {
+    if (b % (64 / W::kBytes) == 0) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) prefetch(ahead[r], b * W::kBytes, 64);
+    }
+    F a[kBlockVectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) a[i] = load(acc + kBlock * b + kW * i);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* block = w[r] + b * W::kBytes;
+      const F factor = set1(W::scale(block) * v[r]);
+      F q[kBlockVectors];
+      W::widen(block, q);
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockVectors; ++i) a[i] = fma(q[i], factor, a[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) store(acc + kBlock * b + kW * i, a[i]);
+  }
+}
+
+// Four rows share one load and store of acc.
+template <typename W>
+void axpy_rows(RowsView rows, const RowsView* then, int64_t cols, const float* v, float* acc) {
+  const Ahead later{rows, then};
+  const uint8_t *w[4], *ahead[4];
+  const auto find = [&](int64_t r, int i, int distance) {
+    w[i] = row_address(rows, r + i);
+    ahead[i] = later.row(r + i + distance);
+    if (ahead[i] == nullptr) ahead[i] = w[i];  // nothing follows
+  };
+  int64_t r = 0;
+  for (; r + 4 <= rows.n; r += 4) {
+    for (int i = 0; i < 4; ++i) find(r, i, 4);
+    axpy_group<W, 4>(w, ahead, cols, v + r, acc);
+  }
+  for (; r < rows.n; ++r) {
+    find(r, 0, 1);
+    axpy_group<W, 1>(w, ahead, cols, v + r, acc);
+  }
+}
+
+template <Elements W>
+void to_float(const void* row, float* out, int64_t n) {
+  const auto* w = static_cast<const typename W::Element*>(row);
+  int64_t c = 0;
+  for (; c + kW <= n; c += kW) store(out + c, W::get(w + c));
+  if (c < n) store_n(out + c, W::get_n(w + c, static_cast<int>(n - c)), static_cast<int>(n - c));
+}
+
+template <Blocks W>
+void to_float(const void* row, float* out, int64_t n) {
+  for (int64_t b = 0; b < n / kBlock; ++b) {
+    const uint8_t* block = static_cast<const uint8_t*>(row) + b * W::kBytes;
+    F q[kBlockVectors];
+    W::widen(block, q);
+    for (int i = 0; i < kBlockVectors; ++i) store(out + kBlock * b + kW * i, mul(q[i], set1(W::scale(block))));
+  }
+}

@@ -1,0 +1,74 @@
+// How each weight type is read, and how rows are found. Part of every kernels_*.cpp, after its simd_*.h.
+
+HEARTH_SIMD uint16_t read_u16(const uint8_t* p) {
+  uint16_t x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// One vector at a time, or one block of 32 at a time.
+struct WeightF32 {
+  using Element = float;
+  HEARTH_SIMD F get(const Element* p) { return load(p); }
+  HEARTH_SIMD F get_n(const Element* p, int n) { return load_n(p, n); }
+};
+struct WeightF16 {
+  using Element = uint16_t;
+  HEARTH_SIMD F get(const Element* p) { return load_f16(p); }
+  HEARTH_SIMD F get_n(const Element* p, int n) { return load_f16_n(p, n); }
+};
+struct WeightBF16 {
+  using Element = uint16_t;
+  HEARTH_SIMD F get(const Element* p) { return load_bf16(p); }
+  HEARTH_SIMD F get_n(const Element* p, int n) { return load_bf16_n(p, n); }
+};
+struct WeightQ8_0 {
+  static constexpr int kBytes = 34;
+  HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
+  HEARTH_SIMD BlockQ8 get(const uint8_t* block) { return load_q8_0(block + 2); }
+  HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q8_0(block + 2, out); }
+};
+struct WeightQ4_0 {
+  static constexpr int kBytes = 18;
+  HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
+  HEARTH_SIMD BlockQ4 get(const uint8_t* block) { return load_q4_0(block + 2); }
+  HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q4_0(block + 2, out); }
+};
+constexpr int kBlockVectors = kBlock / kW;
+
+template <typename W>
+concept Elements = requires {
+  sizeof(typename W::Element);
+};
+template <typename W>
+concept Blocks = requires {
+  W::kBytes;
+};
+
+HEARTH_SIMD Q8Row q8_row(const void* row, int64_t n) {
+  const int64_t blocks = n_blocks(n);
+  auto* d = static_cast<float*>(const_cast<void*>(row));
+  auto* total = reinterpret_cast<int32_t*>(d + blocks);
+  return {d, total, total + blocks, reinterpret_cast<int8_t*>(total + 9 * blocks)};
+}
+
+HEARTH_SIMD const uint8_t* row_address(const RowsView& rows, int64_t r) {
+  const auto index = static_cast<size_t>(rows.ids != nullptr ? rows.ids[r] : r);
+  return static_cast<const uint8_t*>(rows.w) + index * rows.row_bytes;
+}
+
+// Rows that are read later: those of `rows` behind row r, then those of `then`. The hardware follows one stream of
+// consecutive lines; rows in random places, and several rows at once, must be asked for ahead of time.
+struct Ahead {
+  const RowsView& rows;
+  const RowsView* then;
+  HEARTH_SIMD_MEMBER const uint8_t* row(int64_t r) const {
+    if (r < rows.n) return row_address(rows, r);
+    return then != nullptr && r - rows.n < then->n ? row_address(*then, r - rows.n) : nullptr;
+  }
+};
+// Bytes [at, at + bytes) of a row, into the second-level cache.
+HEARTH_SIMD void prefetch(const uint8_t* row, int64_t at, int bytes) {
+#pragma GCC unroll 4
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + at + i, 0, 2);
+}
