@@ -71,8 +71,6 @@ std::unique_ptr<CLI::App> make_app() {
   register_convert(*app);
   register_quantize(*app);
   register_synth(*app);
-  register_profile(*app);
-  register_plan(*app);
   register_doctor(*app);
   // After the subcommands, which would inherit it.
   app->footer(
@@ -93,6 +91,8 @@ int hearth_main(int argc, char** argv) {
     return report("out of memory; try a shorter context (-c), a smaller batch (-b) or a smaller model");
   } catch (const std::exception& e) {
     return report(fmt::format("unexpected failure: {}", e.what()));
+  } catch (...) {
+    return report("unexpected failure of an unknown kind");
   }
 }
 
