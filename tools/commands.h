@@ -14,5 +14,7 @@ void register_convert(CLI::App& app);
 void register_quantize(CLI::App& app);
 void register_doctor(CLI::App& app);
 void register_synth(CLI::App& app);
+void register_profile(CLI::App& app);
+void register_plan(CLI::App& app);
 
 }  // namespace hearth::tools

@@ -4,7 +4,7 @@
 //
 //   token  = token_seconds + embedding + sum over layers of (attention + ffn) + head
 //   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
-//   ffn    = kernels + S + max(hot, cold) + (handoff, if a neuron is cold)
+//   ffn    = kernels + S + max(hot, cold) + overlap_loss * min(hot, cold) + (handoff, if a neuron is cold)
 //     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
@@ -27,6 +27,10 @@ struct CostModel {
   // Cold rows that the GPU gathers over PCIe at the same time add this share of the link to the CPU's bandwidth.
   double pcie_gather_efficiency = 0.0;
 
+  // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only
+  // shave a little off the GPU's.
+  double overlap_loss = 0.1;
+
   // Fixed times, seconds.
   double kernel_seconds = 1.3e-6;          // one dependent kernel inside a graph
   double attention_kernels = 5;            // norm, QKV, rope + cache, attention, output product
@@ -40,6 +44,7 @@ struct CostModel {
   // Neurons that a predictor names, for each that is active.
   double predicted_per_active = 1.4;
 
+  double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
   double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }
   double gpu_sparse(double bytes) const { return bytes / (gpu_bandwidth * gpu_sparse_efficiency); }
   double cpu_dense(double bytes) const { return bytes / (cpu_bandwidth * cpu_dense_efficiency); }

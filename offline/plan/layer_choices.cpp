@@ -111,7 +111,7 @@ double LayerCosts::seconds(const LayerChoice& c) const {
   const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold ? 1 : 0);
   sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
   const FfnTime ffn = ffn_time(c);
-  return sum + ffn.before + std::max(ffn.hot, ffn.cold);
+  return sum + ffn.before + cost_.overlapped(ffn.hot, ffn.cold);
 }
 
 double LayerCosts::seconds_cpu_only(Selection selection) const {

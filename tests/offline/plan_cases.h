@@ -71,6 +71,7 @@ inline offline::PlanRequest random_request(std::mt19937& rng) {
   r.cost.gpu_bandwidth = 1e9 * (1 + 9 * u(rng));
   r.cost.cpu_bandwidth = 1e8 * (0.5 + 9 * u(rng));
   r.cost.handoff_seconds = 2e-5 * u(rng);
+  r.cost.overlap_loss = 0.3 * u(rng);
   r.reserve = {
       .context_bytes = 1000, .margin_bytes = 100, .staging_bytes = 200, .workspace_bytes = 300, .alignment = 16};
   return r;

@@ -33,7 +33,8 @@ double layer_seconds(const LayerShape& l, const std::vector<double>& p, const Pl
   const double on_gpu = gpu_rows / (c.gpu_bandwidth * c.gpu_sparse_efficiency);
   const double on_cpu =
       cpu_gates / (c.cpu_bandwidth * c.cpu_dense_efficiency) + cpu_rows / (c.cpu_bandwidth * c.cpu_sparse_efficiency);
-  double t = any_gate_only ? g + std::max(on_gpu, on_cpu) : std::max(g + on_gpu, on_cpu);
+  const double before = any_gate_only ? g : 0, side = any_gate_only ? on_gpu : g + on_gpu;
+  double t = before + std::max(side, on_cpu) + c.overlap_loss * std::min(side, on_cpu);
   const double attention = static_cast<double>(l.attention_bytes) + static_cast<double>(l.kv_token_bytes) * n_kv;
   t += attention_gpu ? c.attention_kernels * c.kernel_seconds + attention / (c.gpu_bandwidth * c.gpu_dense_efficiency)
                      : attention / (c.cpu_bandwidth * c.cpu_dense_efficiency);
@@ -230,7 +231,9 @@ double add_layer(Programme& m, Programme::Terms& bytes, const LayerShape& l, con
 
   std::vector<double> sorted = p;
   std::sort(sorted.rbegin(), sorted.rend());
-  // t >= G + R;  t >= C;  t >= G + C if a lone gate is on the GPU.  C = everything - what the GPU took.
+  // max(a, b) + loss * min(a, b) is the larger of a + loss * b and b + loss * a. So t >= G + R + loss * C, and
+  // t >= C + loss * (G + R), or C + G + loss * R if a lone gate is on the GPU. C = everything - what the GPU took.
+  const double loss = c.overlap_loss;
   double all_cold = 0;
   Programme::Terms gpu{{t, 1}}, cpu{{t, 1}}, serial{{t, 1}};
   int x_before = 0, g_before = 0;
@@ -243,13 +246,15 @@ double add_layer(Programme& m, Programme::Terms& bytes, const LayerShape& l, con
     if (x_before != 0) m.at_least({{x_before, 1}, {x, -1}}, 0), m.at_least({{g_before, 1}, {g, -1}}, 0);
     x_before = x, g_before = g;
     all_cold += us * (gate / cd + f * rows / cs);
-    gpu.push_back({g, -us * gate / gd}), gpu.push_back({x, -us * f * rows / gs});
-    cpu.push_back({g, us * gate / cd}), cpu.push_back({x, us * f * rows / cs});
-    serial.push_back({g, us * (gate / cd - gate / gd)}), serial.push_back({x, us * f * rows / cs});
+    const double gate_gpu = us * gate / gd, gate_cpu = us * gate / cd, rows_gpu = us * f * rows / gs,
+                 rows_cpu = us * f * rows / cs;
+    gpu.push_back({g, loss * gate_cpu - gate_gpu}), gpu.push_back({x, loss * rows_cpu - rows_gpu});
+    cpu.push_back({g, gate_cpu - loss * gate_gpu}), cpu.push_back({x, rows_cpu - loss * rows_gpu});
+    serial.push_back({g, gate_cpu - gate_gpu}), serial.push_back({x, rows_cpu - loss * rows_gpu});
     bytes.push_back({g, gate + 4}), bytes.push_back({x, rows});
   }
   const double big = us * gate * static_cast<double>(p.size()) / gd;
-  m.at_least(gpu, 0);
+  m.at_least(gpu, loss * all_cold);
   m.at_least(cpu, all_cold);
   serial.push_back({lone, -big});
   m.at_least(serial, all_cold - big);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "gguf/gguf.h"
 #include "support/random.h"
 
@@ -25,7 +26,7 @@ struct TinyGguf {
 
 inline void write_tiny_gguf(const std::filesystem::path& path, const TinyGguf& m) {
   gguf::Writer out(path);
-  const auto u32 = [&](const std::string& key, int64_t v) { out.set("llama." + key, static_cast<uint32_t>(v)); };
+  const auto u32 = [&](const std::string& key, int64_t v) { out.set(fmt::format("llama.{}", key), static_cast<uint32_t>(v)); };
   out.set("general.architecture", std::string("llama"));
   out.set("general.name", std::string("tiny"));
   out.set("hearth.ffn.activation", m.activation);
@@ -53,7 +54,7 @@ inline void write_tiny_gguf(const std::filesystem::path& path, const TinyGguf& m
   if (!m.tied_head) matrix("output.weight", m.n_embd, m.n_vocab);
   norm("output_norm.weight");
   for (int64_t l = 0; l < m.n_layer; ++l) {
-    const std::string p = "blk." + std::to_string(l) + ".";
+    const std::string p = fmt::format("blk.{}.", l);
     norm(p + "attn_norm.weight"), norm(p + "ffn_norm.weight");
     matrix(p + "attn_q.weight", m.n_embd, m.n_embd), matrix(p + "attn_k.weight", m.n_embd, kv);
     matrix(p + "attn_v.weight", m.n_embd, kv), matrix(p + "attn_output.weight", m.n_embd, m.n_embd);

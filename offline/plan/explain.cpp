@@ -1,0 +1,253 @@
+#include "offline/plan/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace hearth::offline {
+namespace {
+
+using engine::Selection;
+using engine::Where;
+using nlohmann::json;
+
+constexpr double kMiB = 1024.0 * 1024, kGiB = kMiB * 1024;
+
+struct Row {
+  const char* purpose;
+  uint64_t bytes;
+};
+std::vector<Row> rows_of(const GpuBytes& g) {
+  return {{"CUDA context", g.context},
+          {"margin", g.margin},
+          {"staging for prompts", g.staging},
+          {"activations", g.activations},
+          {"scratch", g.scratch},
+          {"norms and biases", g.norms},
+          {"attention weights", g.attention},
+          {"KV cache", g.kv_cache},
+          {"predictors", g.predictors},
+          {"gate rows", g.gates},
+          {"up and down rows", g.up_down},
+          {"output head", g.output},
+          {"token embedding", g.embedding}};
+}
+
+int64_t layers_with_attention(const Plan& plan) {
+  return std::count_if(plan.layers.begin(), plan.layers.end(),
+                       [](const LayerReport& l) { return l.choice.attention == Where::gpu; });
+}
+
+// Runs of layers that are placed alike share a line.
+bool alike(const LayerReport& a, const LayerReport& b) {
+  return a.choice.attention == b.choice.attention && a.choice.selection == b.choice.selection &&
+         a.choice.predictor == b.choice.predictor && a.choice.hot == b.choice.hot && a.choice.gates == b.choice.gates &&
+         a.n_ff == b.n_ff && a.activations == b.activations;
+}
+
+std::string layer_rows(const Plan& plan) {
+  std::string out =
+      fmt::format("{:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8}\n", "layer", "attention",
+                  "neurons", "density", "hot", "gates", "hit", "GPU MiB", "GPU MB/t", "CPU MB/t", "µs");
+  for (size_t first = 0, next = 0; first < plan.layers.size(); first = next) {
+    while (next < plan.layers.size() && alike(plan.layers[first], plan.layers[next])) ++next;
+    const LayerReport& l = plan.layers[first];
+    const auto n = static_cast<double>(l.n_ff);
+    const Traffic traffic = [&] {
+      Traffic t = l.attention;
+      return t += l.ffn;
+    }();
+    const std::string name = next - first > 1 ? fmt::format("{}-{}", first, next - 1) : std::to_string(first);
+    out += fmt::format(
+        "{:>7} {:>9} {:>9} {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>9.1f} {:>9.2f} {:>9.2f} {:>8.1f}\n", name,
+        to_string(l.choice.attention), to_string(l.choice.selection), 100 * l.activations / n, 100 * l.choice.hot / n,
+        100 * l.choice.gates / n, l.activations > 0 ? 100 * l.hot_activations / l.activations : 0.0,
+        static_cast<double>(l.gpu_bytes) / kMiB, traffic.gpu() / 1e6, traffic.cpu() / 1e6, 1e6 * l.seconds);
+  }
+  return out;
+}
+
+std::string why_attention(const Plan& plan) {
+  const auto n = static_cast<int64_t>(plan.layers.size()), on_gpu = layers_with_attention(plan);
+  if (on_gpu == n) return "attention and KV cache: all on the GPU; every byte is read for every token";
+  return fmt::format(
+      "attention and KV cache: {} of {} layers on the GPU; the cache of a layer takes memory for {} positions and is "
+      "read "
+      "for {} on average, so that the bytes of other tensors save more",
+      on_gpu, n, plan.placement.n_ctx, plan.n_kv);
+}
+
+std::string why_neurons(const Planner& planner, const Plan& plan) {
+  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0;
+  for (const LayerReport& l : plan.layers) {
+    hot += l.choice.hot, gates += l.choice.gates, neurons += l.n_ff;
+    predicted += l.choice.selection == Selection::predictor ? 1 : 0;
+  }
+  const auto share = [&](int64_t k) { return 100.0 * static_cast<double>(k) / static_cast<double>(neurons); };
+  std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
+                                100 * plan.hit_rate, planner.frequencies().source);
+  if (gates > hot) {
+    out += fmt::format(
+        "\n  gate rows: {:.1f} % on the GPU, also those of cold neurons: a gate row is read for every token, an up or "
+        "down "
+        "row only when its neuron fires",
+        share(gates));
+  }
+  if (predicted > 0) {
+    out += fmt::format("\n  predictors: in {} layers, where reading the predictor costs less than reading every gate",
+                       predicted);
+  } else if (planner.shape().layers.front().predictor_bytes > 0) {
+    out += "\n  predictors: not used; evaluating the gates is as fast here and misses nothing";
+  }
+  if (!planner.shape().layers.front().by_neuron) {
+    out +=
+        "\n  the file stores `down` quantised and untransposed: each FFN runs dense and on one side; `hearth quantize` "
+        "makes a file whose neurons can be placed";
+  }
+  return out;
+}
+
+std::string why_head(const Planner& planner, const Plan& plan) {
+  const bool head = plan.placement.output == Where::gpu, embedding = plan.placement.embedding == Where::gpu;
+  std::string out = head ? "output head: on the GPU; all of it is read for every token"
+                         : "output head: on the CPU; there is no room for it";
+  if (planner.shape().tied_head) return out + "; the embedding is the same tensor";
+  return out + (embedding ? "\n  token embedding: on the GPU, there was room left"
+                          : "\n  token embedding: on the host; a token needs one row of it");
+}
+
+std::string totals(const Planner& planner, const Plan& plan, const Explanation& e) {
+  std::string out = fmt::format(
+      "expected: {:.1f} tok/s ({:.2f} ms per token), hit rate {:.1f} %, density {:.1f} %\n"
+      "bytes per token: {:.1f} MB on the GPU, {:.1f} MB on the CPU, at {} positions of context\n"
+      "memory: {:.2f} of {:.2f} GiB on the GPU, {:.2f} GiB on the host\n",
+      plan.tokens_per_second(), 1e3 * plan.seconds, 100 * plan.hit_rate, 100 * plan.density, plan.traffic.gpu() / 1e6,
+      plan.traffic.cpu() / 1e6, plan.n_kv, static_cast<double>(plan.gpu.total()) / kGiB,
+      static_cast<double>(plan.placement.vram_budget) / kGiB, static_cast<double>(plan.host_bytes) / kGiB);
+  out += fmt::format("optimality: no plan of this budget is more than {:.3f} % faster, by the same cost model\n",
+                     100 * std::max(0.0, plan.seconds / plan.bound - 1));
+  if (e.one_more_gib) {
+    out += fmt::format("one more GiB: {:.1f} tok/s ({:+.1f} %), hit rate {:.1f} %\n", e.one_more_gib->tokens_per_second,
+                       100 * (e.one_more_gib->tokens_per_second / plan.tokens_per_second() - 1),
+                       100 * e.one_more_gib->hit_rate);
+  } else if (plan.placement.uses_gpu()) {
+    out += "one more GiB: nothing, everything is on the GPU\n";
+  }
+  if (e.typical_profile_tps) {
+    out += fmt::format(
+        "no profile: which neurons are hot is not known. With activations as skewed as published ones, `hearth "
+        "profile` "
+        "would make this plan {:.1f} tok/s ({:+.0f} %)\n",
+        *e.typical_profile_tps, 100 * (*e.typical_profile_tps / plan.tokens_per_second() - 1));
+  }
+  const double streamed = static_cast<double>(plan.host_bytes) / planner.request().cost.pcie_bandwidth;
+  if (plan.placement.uses_gpu()) {
+    out += fmt::format("prompts: streaming what is on the host takes {:.0f} ms for each {} tokens\n", 1e3 * streamed,
+                       plan.placement.n_batch);
+  }
+  return out;
+}
+
+json traffic_json(const Traffic& t) {
+  return {{"gpu_dense", t.gpu_dense},
+          {"gpu_sparse", t.gpu_sparse},
+          {"cpu_dense", t.cpu_dense},
+          {"cpu_sparse", t.cpu_sparse}};
+}
+
+json layer_json(const LayerReport& l) {
+  return {{"attention", to_string(l.choice.attention)},
+          {"selection", to_string(l.choice.selection)},
+          {"predictor", to_string(l.choice.predictor)},
+          {"n_ff", l.n_ff},
+          {"hot", l.choice.hot},
+          {"gates_on_gpu", l.choice.gates},
+          {"activations", l.activations},
+          {"hot_activations", l.hot_activations},
+          {"gpu_bytes", l.gpu_bytes},
+          {"attention_bytes_per_token", traffic_json(l.attention)},
+          {"ffn_bytes_per_token", traffic_json(l.ffn)},
+          {"seconds", l.seconds}};
+}
+
+}  // namespace
+
+Explanation explain(const Planner& planner, const Plan& plan) {
+  Explanation e;
+  const uint64_t budget = plan.placement.vram_budget;
+  if (budget > 0 && plan.gpu.total() < planner.largest_useful_budget()) {
+    const uint64_t more = std::max(budget + (uint64_t{1} << 30), planner.smallest_budget());
+    const Plan better = planner.plan(more);
+    e.one_more_gib = Alternative{more, better.tokens_per_second(), better.hit_rate};
+  }
+  const bool unknown =
+      !planner.frequencies().known && planner.shape().sparse_family && planner.request().sparsity != SparsityRule::off;
+  if (unknown) {
+    const Planner typical(planner.shape(), typical_frequencies(planner.shape(), kAssumedDensity), planner.request());
+    e.typical_profile_tps = typical.plan(budget).tokens_per_second();
+  }
+  return e;
+}
+
+std::string plan_table(const Planner& planner, const Plan& plan, const Explanation& explanation) {
+  const ModelShape& s = planner.shape();
+  std::string out = fmt::format("{}: {} layers, {}, {:.2f} GiB of weights, context {}\n\n", s.name, s.layers.size(),
+                                s.type_name, static_cast<double>(s.weight_bytes()) / kGiB, plan.placement.n_ctx);
+  out += layer_rows(plan);
+  if (plan.placement.uses_gpu()) {
+    out += "\nGPU memory, MiB\n";
+    for (const Row& r : rows_of(plan.gpu)) {
+      out += fmt::format("{:>22} {:>10.1f}\n", r.purpose, static_cast<double>(r.bytes) / kMiB);
+    }
+    out += fmt::format("{:>22} {:>10.1f}\n", "total", static_cast<double>(plan.gpu.total()) / kMiB);
+    out += fmt::format("\nwhy\n  {}\n  {}\n  {}\n", why_attention(plan), why_neurons(planner, plan),
+                       why_head(planner, plan));
+  } else if (plan.placement.vram_budget > 0) {
+    out += "\nThe CPU alone is at least as fast as handing work over to the GPU within this budget.\n";
+  }
+  return out + "\n" + totals(planner, plan, explanation);
+}
+
+json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
+  const CostModel& c = planner.request().cost;
+  json memory = json::object();
+  for (const Row& r : rows_of(plan.gpu)) memory[r.purpose] = r.bytes;
+  json j = {{"model", planner.shape().name},
+            {"model_fingerprint", plan.placement.model_fingerprint},
+            {"vram_budget", plan.placement.vram_budget},
+            {"n_ctx", plan.placement.n_ctx},
+            {"n_batch", plan.placement.n_batch},
+            {"n_kv", plan.n_kv},
+            {"sparsity", to_string(planner.request().sparsity)},
+            {"frequencies", planner.frequencies().source},
+            {"profiled", planner.frequencies().known},
+            {"gpu_bandwidth", c.gpu_bandwidth},
+            {"cpu_bandwidth", c.cpu_bandwidth},
+            {"pcie_bandwidth", c.pcie_bandwidth},
+            {"tokens_per_second", plan.tokens_per_second()},
+            {"seconds_per_token", plan.seconds},
+            {"seconds_per_token_bound", plan.bound},
+            {"hit_rate", plan.hit_rate},
+            {"density", plan.density},
+            {"bytes_per_token", traffic_json(plan.traffic)},
+            {"gpu_bytes", plan.gpu.total()},
+            {"gpu_bytes_by_purpose", memory},
+            {"host_bytes", plan.host_bytes},
+            {"smallest_budget", planner.smallest_budget()},
+            {"largest_useful_budget", planner.largest_useful_budget()},
+            {"embedding", to_string(plan.placement.embedding)},
+            {"output", to_string(plan.placement.output)}};
+  j["layers"] = json::array();
+  for (const LayerReport& l : plan.layers) j["layers"].push_back(layer_json(l));
+  j["one_more_gib"] = nullptr;
+  if (e.one_more_gib) {
+    j["one_more_gib"] = {{"vram_budget", e.one_more_gib->vram_budget},
+                         {"tokens_per_second", e.one_more_gib->tokens_per_second},
+                         {"hit_rate", e.one_more_gib->hit_rate}};
+  }
+  j["typical_profile_tokens_per_second"] = e.typical_profile_tps ? json(*e.typical_profile_tps) : json(nullptr);
+  return j;
+}
+
+}  // namespace hearth::offline

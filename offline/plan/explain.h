@@ -1,0 +1,25 @@
+#pragma once
+// A plan in words and numbers.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "offline/plan/planner.h"
+
+namespace hearth::offline {
+
+// Another budget, for comparison.
+struct Alternative {
+  uint64_t vram_budget = 0;
+  double tokens_per_second = 0, hit_rate = 0;
+};
+struct Explanation {
+  std::optional<Alternative> one_more_gib;    // nullopt: everything is on the GPU already, or none is used
+  std::optional<double> typical_profile_tps;  // without a profile: tokens/s if this model's activations are typical
+};
+Explanation explain(const Planner& planner, const Plan& plan);
+
+std::string plan_table(const Planner& planner, const Plan& plan, const Explanation& explanation);
+nlohmann::json plan_json(const Planner& planner, const Plan& plan, const Explanation& explanation);
+
+}  // namespace hearth::offline

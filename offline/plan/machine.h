@@ -1,0 +1,28 @@
+#pragma once
+// This machine's bandwidths, measured once and kept in $XDG_CACHE_HOME/hearth/machine.json.
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace hearth::offline {
+
+// Bytes/s; 0 = there is no GPU.
+struct MachineBandwidth {
+  double cpu = 0;   // host memory, read
+  double gpu = 0;   // GPU memory, read
+  double pcie = 0;  // host to device
+};
+
+// $XDG_CACHE_HOME/hearth/machine.json, or ~/.cache/hearth/machine.json; nullopt when there is no home directory either.
+std::optional<std::filesystem::path> machine_cache_path();
+
+// "model name of the processor, N threads | name of the GPU": what the figures are valid for.
+std::string machine_key(int n_threads, const std::string& gpu_name);
+
+// The figures kept under `key`, or those of measure(), which are then kept. A cache that cannot be read or written is
+// measured again, with a warning: it costs a second, not the result.
+MachineBandwidth cached_bandwidth(const std::optional<std::filesystem::path>& cache, const std::string& key,
+                                  const std::function<MachineBandwidth()>& measure);
+
+}  // namespace hearth::offline

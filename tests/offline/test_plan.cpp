@@ -1,0 +1,420 @@
+// Plans of a real model's shape: every budget, every condition, and what they say about themselves.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <numeric>
+
+#include "core/error.h"
+#include "offline/plan/explain.h"
+#include "offline/plan/machine.h"
+#include "offline/plan/plan_file.h"
+#include "offline/plan/planner.h"
+#include "offline/profile/import.h"
+#include "plan_cases.h"
+#include "support/paths.h"
+#include "support/tiny_gguf.h"
+
+namespace hearth::offline {
+namespace {
+
+using engine::Selection;
+using engine::Where;
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+uint64_t gib(double n) {
+  return static_cast<uint64_t>(n * kGiB);
+}
+
+template <typename F>
+std::string message_of(F&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+PlanRequest request(SparsityRule rule = SparsityRule::auto_, int64_t n_ctx = 2048) {
+  PlanRequest r;
+  r.sparsity = rule;
+  r.n_ctx = n_ctx;
+  return r;
+}
+
+// What a plan says about itself must follow from its lists of neurons.
+void check_accounts(const Planner& planner, const Plan& plan) {
+  const ModelShape& s = planner.shape();
+  uint64_t attention = 0, kv = 0, gates = 0, up_down = 0, predictors = 0;
+  double hot = 0, all = 0;
+  for (size_t l = 0; l < s.layers.size(); ++l) {
+    const engine::LayerPlacement& p = plan.placement.layers[l];
+    const LayerShape& shape = s.layers[l];
+    ASSERT_TRUE(std::is_sorted(p.gpu_bucket.begin(), p.gpu_bucket.end()));
+    if (p.attention == Where::gpu) {
+      attention += shape.attention_bytes;
+      kv += shape.kv_token_bytes * static_cast<uint64_t>(plan.placement.n_ctx);
+    }
+    gates += shape.gate_bytes * (p.gpu_bucket.size() + p.gpu_gates.size());
+    up_down += shape.up_down_bytes * p.gpu_bucket.size();
+    if (p.selection == Selection::predictor && p.predictor == Where::gpu) predictors += shape.predictor_bytes;
+    for (const double f : planner.frequencies().p[l]) all += f;
+    for (const int32_t id : p.gpu_bucket) hot += planner.frequencies().p[l][static_cast<size_t>(id)];
+    EXPECT_EQ(plan.placement.cpu_rows(l, shape.n_ff).size() + p.gpu_bucket.size(), static_cast<size_t>(shape.n_ff));
+  }
+  // Beyond the tensors themselves: an id per neuron and the alignment of each tensor, less than a thousandth.
+  const auto close = [](uint64_t planned, uint64_t tensors) {
+    EXPECT_GE(planned, tensors);
+    EXPECT_LE(static_cast<double>(planned - tensors), 1e-3 * static_cast<double>(tensors) + 1e5);
+  };
+  close(plan.gpu.attention, attention);
+  close(plan.gpu.gates, gates);
+  close(plan.gpu.predictors, predictors);
+  EXPECT_EQ(plan.gpu.up_down, up_down);
+  EXPECT_EQ(plan.gpu.kv_cache, kv);
+  EXPECT_NEAR(plan.hit_rate, hot / all, 1e-9);
+  EXPECT_LE(plan.gpu.total(), plan.placement.vram_budget);
+  EXPECT_EQ(plan.gpu.total(), plan.placement.planned_bytes());
+  // Every weight is somewhere.
+  const uint64_t weights_on_gpu = plan.placement.planned.empty() ? 0 : plan.placement.planned[0].bytes - plan.gpu.norms;
+  EXPECT_GE(weights_on_gpu + plan.host_bytes + plan.gpu.norms + 1000, s.weight_bytes());
+}
+
+TEST(Plan, EveryBudgetFromNothingToAll) {
+  ModelShape shape = test::llama_7b();
+  for (const bool predictor : {false, true}) {
+    for (LayerShape& l : shape.layers) l.predictor_bytes = predictor ? 31'000'000 : 0;
+    const Planner planner(shape, typical_frequencies(shape, 0.11), request());
+    double before = 0;
+    for (double budget = 0.8; budget <= 15; budget += budget < 1.5 ? 0.25 : 0.75) {
+      SCOPED_TRACE(fmt::format("{} GiB", budget));
+      const Plan plan = planner.plan(gib(budget));
+      check_accounts(planner, plan);
+      EXPECT_LE(plan.bound, plan.seconds);
+      EXPECT_LE(plan.seconds, 1.01 * plan.bound);  // within a percent of the best there can be
+      EXPECT_GE(plan.tokens_per_second(), 0.995 * before);
+      before = plan.tokens_per_second();
+    }
+    const Plan all = planner.plan(planner.largest_useful_budget());
+    EXPECT_DOUBLE_EQ(all.hit_rate, 1.0);
+    EXPECT_EQ(all.traffic.cpu(), 0.0);
+    EXPECT_EQ(all.placement.output, Where::gpu);
+    EXPECT_FALSE(explain(planner, all).one_more_gib.has_value());
+  }
+}
+
+TEST(Plan, WithoutAGpu) {
+  const ModelShape shape = test::llama_7b();
+  const Planner planner(shape, typical_frequencies(shape, 0.11), request());
+  const Plan plan = planner.plan(0);
+  EXPECT_FALSE(plan.placement.uses_gpu());
+  EXPECT_EQ(plan.gpu.total(), 0u);
+  EXPECT_EQ(plan.traffic.gpu(), 0.0);
+  for (const auto& l : plan.placement.layers) EXPECT_TRUE(l.gpu_bucket.empty() && l.gpu_gates.empty());
+  // All attention, gates and head, and a ninth of the up and down rows, at 90 and 80 % of 70 GB/s.
+  const double dense =
+      static_cast<double>(shape.output_bytes) + 32 * (4.0 * 4096 * 4096 * 2 + 1024.0 * 4096 * 4 + 11008.0 * 8192);
+  double rows = 0;
+  for (const double p : planner.frequencies().p[0]) rows += 32 * p * 2 * 8192;
+  EXPECT_NEAR(plan.seconds, dense / (0.9 * 70e9) + rows / (0.8 * 70e9), 1e-6);
+}
+
+TEST(Plan, DenseFamiliesAndFilesThatCannotBeSplit) {
+  ModelShape shape = test::llama_7b();
+  shape.sparse_family = false;
+  const Planner dense(shape, frequencies_of(shape, nullptr), request());
+  const Plan plan = dense.plan(gib(6));
+  check_accounts(dense, plan);
+  for (const auto& l : plan.layers) EXPECT_EQ(l.choice.selection, Selection::all);
+  // Without sparsity a byte on the GPU saves the same wherever it is: nothing is left unused.
+  EXPECT_GT(plan.gpu.total(), gib(5.99));
+
+  for (LayerShape& l : shape.layers) l.by_neuron = false;
+  const Planner whole(shape, frequencies_of(shape, nullptr), request());
+  const Plan coarse = whole.plan(gib(6));
+  check_accounts(whole, coarse);
+  for (const auto& l : coarse.layers) EXPECT_TRUE(l.choice.hot == 0 || l.choice.hot == l.n_ff);
+  EXPECT_GT(coarse.hit_rate, 0.2);
+  EXPECT_NE(plan_table(whole, coarse, explain(whole, coarse)).find("hearth quantize"), std::string::npos);
+}
+
+TEST(Plan, UngatedGroupedTiedAndUnequal) {
+  std::mt19937 rng(4);
+  for (int round = 0; round < 40; ++round) {
+    const ModelShape shape = test::random_shape(rng, 5, 600);  // also layers too large to be listed neuron by neuron
+    const Planner planner(shape, test::random_frequencies(rng, shape), test::random_request(rng));
+    for (const double share : {0.0, 0.3, 0.7, 1.0}) {
+      const auto budget = planner.smallest_budget() +
+                          static_cast<uint64_t>(
+                              share * static_cast<double>(planner.largest_useful_budget() - planner.smallest_budget()));
+      const Plan plan = planner.plan(budget);
+      if (plan.placement.uses_gpu()) check_accounts(planner, plan);
+      EXPECT_LE(plan.bound, plan.seconds * (1 + 1e-9));
+    }
+  }
+}
+
+// A rule of thumb to check the machinery against: with predictors, where rows are all that is left to place, the hot
+// set is the globally best one: no cold neuron of any layer is more frequent than a hot one by more than a group's
+// width.
+TEST(Plan, HotSetsAreThoseOfAGlobalSort) {
+  ModelShape shape = test::llama_7b();
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000;
+  std::mt19937 rng(6);
+  Frequencies f = typical_frequencies(shape, 0.11);
+  std::uniform_real_distribution<double> scale(0.6, 1.0);
+  for (auto& p : f.p) {
+    std::shuffle(p.begin(), p.end(), rng);
+    const double s = scale(rng);
+    for (double& x : p) x *= s;
+  }
+  const Planner planner(shape, f, request(SparsityRule::predict));
+  const Plan plan = planner.plan(gib(9));
+  double coldest_hot = 1, hottest_cold = 0;
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    const std::vector<int32_t>& hot = plan.placement.layers[l].gpu_bucket;
+    // The straightforward computation: sort by frequency, take as many, sort by id.
+    std::vector<int32_t> expected(f.p[l].size());
+    std::iota(expected.begin(), expected.end(), 0);
+    std::stable_sort(expected.begin(), expected.end(), [&](int32_t a, int32_t b) {
+      return f.p[l][static_cast<size_t>(a)] > f.p[l][static_cast<size_t>(b)];
+    });
+    coldest_hot = std::min(coldest_hot, f.p[l][static_cast<size_t>(expected[hot.size() - 1])]);
+    hottest_cold = std::max(hottest_cold, f.p[l][static_cast<size_t>(expected[hot.size()])]);
+    expected.resize(hot.size());
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(hot, expected) << "layer " << l;
+  }
+  EXPECT_GT(plan.hit_rate, 0.6);
+  EXPECT_GT(coldest_hot, 0.95 * hottest_cold);
+}
+
+TEST(Plan, ErrorsSayWhatWouldWork) {
+  const ModelShape shape = test::llama_7b();
+  const Frequencies f = typical_frequencies(shape, 0.11);
+  const Planner planner(shape, f, request());
+  const std::string small = message_of([&] { planner.plan(gib(0.5)); });
+  EXPECT_NE(small.find("a budget of 0.50 GiB is too small"), std::string::npos) << small;
+  // What it advises works.
+  const size_t at = small.find("--vram-budget ");
+  ASSERT_NE(at, std::string::npos);
+  const double advised = std::stod(small.substr(at + 14));
+  EXPECT_LT(advised, 1.0);
+  EXPECT_NO_THROW(planner.plan(gib(advised)));
+
+  PlanRequest r = request(SparsityRule::auto_, 4096);
+  r.host_memory = gib(14);
+  const Planner tight(shape, f, r);
+  EXPECT_NO_THROW(tight.plan(gib(4)));
+  const std::string context = message_of([&] { tight.plan(0); });
+  EXPECT_NE(context.find("a context of 4096 does not fit"), std::string::npos) << context;
+  const size_t c = context.find("-c ");
+  ASSERT_NE(c, std::string::npos);
+  r.n_ctx = std::stoll(context.substr(c + 3));
+  EXPECT_NO_THROW(Planner(shape, f, r).plan(0));
+  r.host_memory = gib(8);
+  EXPECT_NE(message_of([&] { Planner(shape, f, r).plan(0); }).find("the model does not fit"), std::string::npos);
+
+  ModelShape learned = shape;
+  learned.learned_positions = true;
+  EXPECT_NE(message_of([&] { Planner(learned, f, request(SparsityRule::auto_, 5000)); }).find("use -c 4096"),
+            std::string::npos);
+  EXPECT_NE(message_of([&] { Planner(shape, f, request(SparsityRule::predict)); }).find("needs a predictor"),
+            std::string::npos);
+  r = request();
+  r.cost.cpu_bandwidth = 0;
+  EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("bandwidth"), std::string::npos);
+  EXPECT_THROW(parse_sparsity_rule("sometimes"), Error);
+}
+
+TEST(Plan, SaysWhatAProfileWouldGain) {
+  const ModelShape shape = test::llama_7b();
+  const Planner planner(shape, frequencies_of(shape, nullptr), request());
+  const Plan plan = planner.plan(gib(10));
+  const Explanation e = explain(planner, plan);
+  ASSERT_TRUE(e.typical_profile_tps.has_value());
+  EXPECT_GT(*e.typical_profile_tps, 1.1 * plan.tokens_per_second());
+  ASSERT_TRUE(e.one_more_gib.has_value());
+  EXPECT_GT(e.one_more_gib->tokens_per_second, plan.tokens_per_second());
+  const std::string table = plan_table(planner, plan, e);
+  for (const char* part : {"no profile", "one more GiB", "KV cache", "up and down rows", "hit rate", "tok/s", "why"}) {
+    EXPECT_NE(table.find(part), std::string::npos) << part;
+  }
+  const nlohmann::json j = plan_json(planner, plan, e);
+  EXPECT_EQ(j["layers"].size(), 32u);
+  EXPECT_FALSE(j["profiled"]);
+  uint64_t sum = 0;
+  for (const auto& [purpose, bytes] : j["gpu_bytes_by_purpose"].items()) sum += bytes.get<uint64_t>();
+  EXPECT_EQ(sum, plan.gpu.total());
+}
+
+TEST(Plan, ReluLlamaSevenBFromItsRealCounts) {
+  HEARTH_NEEDS_SHARED("profiles/relullama-7b-activation");
+  const auto directory = test::shared_dir() / "profiles" / "relullama-7b-activation";
+  ModelShape shape = test::llama_7b();
+  model::Sidecar sidecar(shape.fingerprint, shape.name, shape.n_embd, std::vector<int64_t>(32, 11008));
+  import_powerinfer(directory, std::nullopt, sidecar);
+  const auto counts = read_powerinfer_counts(directory);
+  for (const bool predictor : {false, true}) {
+    for (LayerShape& l : shape.layers) l.predictor_bytes = predictor ? 1024 * (4096 + 11008) * 2 : 0;
+    const Planner planner(shape, frequencies_of(shape, &sidecar), request());
+    double before = -1;
+    for (const double budget : {4.0, 8.0, 12.0}) {
+      const Plan plan = planner.plan(gib(budget));
+      check_accounts(planner, plan);
+      std::printf("    %s, %2.0f GiB: hit rate %.1f %%, %.1f tok/s, %.0f MB/token on the GPU, %.0f on the CPU\n",
+                  predictor ? "predictor" : "exact    ", budget, 100 * plan.hit_rate, plan.tokens_per_second(),
+                  plan.traffic.gpu() / 1e6, plan.traffic.cpu() / 1e6);
+      EXPECT_GT(plan.hit_rate, before);
+      before = plan.hit_rate;
+      for (size_t l = 0; l < 32; ++l) {
+        // Independent of sorting: a neuron is hot exactly when fewer neurons than the bucket holds go before it.
+        const std::vector<int32_t>& bucket = plan.placement.layers[l].gpu_bucket;
+        const std::vector<uint64_t>& c = counts[l];
+        std::vector<uint64_t> falling = c;
+        std::sort(falling.rbegin(), falling.rend());
+        std::vector<int32_t> expected;
+        const uint64_t least = bucket.empty() ? 0 : falling[bucket.size() - 1];
+        auto ties = static_cast<int64_t>(bucket.size()) -
+                    std::count_if(c.begin(), c.end(), [&](uint64_t x) { return x > least; });
+        for (size_t i = 0; i < c.size() && !bucket.empty(); ++i) {
+          if (c[i] > least || (c[i] == least && ties-- > 0)) expected.push_back(static_cast<int32_t>(i));
+        }
+        ASSERT_EQ(bucket, expected) << "layer " << l;
+      }
+    }
+  }
+}
+
+TEST(Plan, OfAFile) {
+  const test::TempDir dir;
+  test::TinyGguf tiny;
+  tiny.predictor_rank = 4, tiny.type = DType::f16;
+  test::write_tiny_gguf(dir / "m.gguf", tiny);
+  const model::Model m = model::Model::load(dir / "m.gguf");
+  const ModelShape s = shape_of(m, nullptr);
+  EXPECT_EQ(s.weight_bytes(), m.weight_bytes() + s.small_bytes + 2 * s.layers[0].small_bytes);
+  EXPECT_EQ(s.layers[0].gate_bytes, 64u);
+  EXPECT_EQ(s.layers[0].up_down_bytes, 128u);
+  EXPECT_EQ(s.layers[0].predictor_bytes, (4 * 32 + 96 * 4) * 2u);
+  EXPECT_EQ(s.layers[0].kv_token_bytes, 2 * 2 * 8 * 2u);
+  EXPECT_TRUE(s.tied_head);
+  EXPECT_TRUE(s.layers[0].by_neuron);
+  EXPECT_EQ(s.fingerprint, model::fingerprint(m.file()));
+
+  tiny.type = DType::q8_0, tiny.transposed_down = false, tiny.predictor_rank = 0;
+  test::write_tiny_gguf(dir / "q.gguf", tiny);
+  const model::Model q = model::Model::load(dir / "q.gguf");
+  EXPECT_FALSE(shape_of(q, nullptr).layers[0].by_neuron);
+  EXPECT_EQ(shape_of(q, nullptr).layers[0].gate_bytes, 34u);
+}
+
+class PlanFile : public testing::Test {
+ protected:
+  PlanFile() {
+    ModelShape shape = test::llama_7b();
+    shape.layers.resize(3);
+    for (LayerShape& l : shape.layers) l.n_ff = 40;
+    const Planner planner(shape, typical_frequencies(shape, 0.11), request());
+    placement_ = planner.plan(planner.smallest_budget() + 700'000'000).placement;
+    config_.n_layer = 3, config_.n_ff = 40;
+  }
+  engine::Placement placement_;
+  model::Config config_;
+  test::TempDir dir_;
+};
+
+TEST_F(PlanFile, IsReadBackAsWritten) {
+  save_placement(placement_, dir_ / "p.json");
+  const engine::Placement p = load_placement(dir_ / "p.json");
+  EXPECT_EQ(p.layers, placement_.layers);
+  EXPECT_EQ(p.model_fingerprint, placement_.model_fingerprint);
+  EXPECT_EQ(p.n_ctx, placement_.n_ctx);
+  EXPECT_EQ(p.n_batch, placement_.n_batch);
+  EXPECT_EQ(p.vram_budget, placement_.vram_budget);
+  EXPECT_EQ(p.embedding, placement_.embedding);
+  EXPECT_EQ(p.output, placement_.output);
+  EXPECT_EQ(p.planned_bytes(), placement_.planned_bytes());
+  EXPECT_NO_THROW(engine::check_placement(p, config_, "0123456789abcdef"));
+}
+
+TEST_F(PlanFile, IsCheckedAgainstTheModel) {
+  const auto message = [&](const std::function<void(engine::Placement&)>& damage) {
+    engine::Placement p = placement_;
+    damage(p);
+    return message_of([&] { engine::check_placement(p, config_, "0123456789abcdef"); });
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  EXPECT_EQ(message([](auto&) {}), "no error");
+  has(message([](auto& p) { p.model_fingerprint = std::string(16, 'f'); }), "another model");
+  has(message([](auto& p) { p.layers.pop_back(); }), "2 layers and the model 3");
+  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 40}; }), "neuron 40");
+  has(message([](auto& p) { p.layers[1].gpu_bucket = {-1}; }), "neuron -1");
+  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 3}; }), "not ascending");
+  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 5}, p.layers[1].gpu_gates = {5}; }), "neuron 5 of layer 1");
+  has(message([](auto& p) {
+        p.layers[0].selection = Selection::predictor, p.layers[0].gpu_bucket = {}, p.layers[0].gpu_gates = {5};
+      }),
+      "lone gate rows");
+  has(message([](auto& p) { p.vram_budget = 10; }), "its budget is 10");
+  has(message([](auto& p) { p.n_ctx = 0; }), "context of 0");
+}
+
+TEST_F(PlanFile, RefusesWhatIsNoPlan) {
+  const nlohmann::json good = placement_json(placement_);
+  const auto refused = [&](const std::function<void(nlohmann::json&)>& damage) {
+    nlohmann::json j = good;
+    damage(j);
+    EXPECT_THROW(parse_placement(j.dump(), "p.json"), Error) << j.dump().substr(0, 200);
+  };
+  EXPECT_NO_THROW(parse_placement(good.dump(), "p.json"));
+  for (const auto& [key, value] : good.items()) {
+    refused([&](auto& j) { j.erase(key); });
+    refused([&](auto& j) { j[key] = nullptr; });
+    refused([&](auto& j) { j[key] = -1.5; });
+  }
+  refused([](auto& j) { j["version"] = 2; });
+  refused([](auto& j) { j["format"] = "other"; });
+  refused([](auto& j) { j["output"] = "tpu"; });
+  refused([](auto& j) { j["layers"][0] = 7; });
+  refused([](auto& j) { j["layers"][0]["selection"] = "guess"; });
+  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {1, "2"}; });
+  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {-1}; });
+  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {4294967296}; });
+  const std::string text = good.dump();
+  for (size_t n = 0; n < text.size(); n += 1 + n / 8) {
+    EXPECT_THROW(parse_placement(text.substr(0, n), "p.json"), Error) << n;
+  }
+  EXPECT_THROW(load_placement(dir_ / "absent.json"), Error);
+  EXPECT_THROW(parse_placement("[1,2]", "p.json"), Error);
+}
+
+TEST(PlanMachine, IsMeasuredOnce) {
+  const test::TempDir dir;
+  const auto cache = dir / "hearth/machine.json";
+  int measured = 0;
+  const auto measure = [&] {
+    ++measured;
+    return MachineBandwidth{1e10, 2e12, 3e9};
+  };
+  EXPECT_EQ(cached_bandwidth(cache, "a", measure).gpu, 2e12);
+  EXPECT_EQ(cached_bandwidth(cache, "a", measure).pcie, 3e9);
+  EXPECT_EQ(measured, 1);
+  cached_bandwidth(cache, "b", measure);  // another machine, or another number of threads
+  EXPECT_EQ(measured, 2);
+  cached_bandwidth(cache, "a", measure);
+  EXPECT_EQ(measured, 2);
+  for (const char* damage : {"not json", "[]", R"({"a":{"cpu":0,"gpu":1,"pcie":1}})", R"({"a":{"cpu":"x"}})"}) {
+    std::ofstream(cache) << damage;
+    const int before = measured;
+    EXPECT_EQ(cached_bandwidth(cache, "a", measure).cpu, 1e10);
+    EXPECT_EQ(measured, before + 1) << damage;
+  }
+  EXPECT_EQ(cached_bandwidth(std::nullopt, "a", measure).cpu, 1e10);
+  EXPECT_NE(machine_key(3, "").find("3 threads | no GPU"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace hearth::offline
