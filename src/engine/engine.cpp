@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <exception>
+#include <thread>
 
 #include "core/error.h"
 #include "engine/forward.h"
@@ -80,7 +82,19 @@ double DensityStats::density(int64_t n_ff) const {
   return total / static_cast<double>(steps * n_ff) / static_cast<double>(active.size());
 }
 
+double DensityStats::host_share() const {
+  double total = 0, host = 0;
+  for (const double a : active) total += a;
+  for (const double a : active_on_host) host += a;
+  return steps == 0 || total == 0 ? NAN : host / total;
+}
+
 Engine::Engine(model::Model& model, Device& device, const EngineOptions& options)
+    : Engine(model, device, options, nullptr) {}
+Engine::Engine(model::Model& model, Device& device, const EngineOptions& options, const Division& division)
+    : Engine(model, device, options, &division) {}
+
+Engine::Engine(model::Model& model, Device& device, const EngineOptions& options, const Division* division)
     : model_(model), device_(device), options_(options) {
   const model::Config& c = model_.config();
   if (options.n_batch < 1) fail("the batch size is {}, expected 1 or more", options.n_batch);
@@ -89,12 +103,23 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   n_ctx_ = choose_context(c, options);
   sparsity_ = choose_sparsity(model_, options);
   const int64_t n_batch = std::min(options.n_batch, n_ctx_);
-  device_.reserve(limits_of(model_, n_ctx_, n_batch));
-  weights_ = place(model_, device_);
+  const Limits limits = limits_of(model_, n_ctx_, n_batch);
+  device_.reserve(limits);
+  if (division != nullptr) {
+    division->host.reserve(limits);
+    split_ = split_weights(model_, division->placement, device_, division->host);
+    weights_ = split_->main;
+    mailbox_ = device_.open_mailbox(n_batch * c.n_embd);
+    host_half_ = std::make_unique<HostHalf>(c, split_->host, split_->split, division->host, *mailbox_, n_ctx_, n_batch,
+                                            model_.quantized(), options.sparse_threshold);
+  } else {
+    weights_ = place(model_, device_);
+  }
   act_ = Activations(device_, c, n_batch, model_.quantized());
-  kv_ = KvCache(device_, c, n_ctx_);
+  kv_ = KvCache(device_, c, n_ctx_, split_ ? attention_layers(split_->split, false) : std::vector<bool>{});
   host_logits_.resize(static_cast<size_t>(c.n_vocab));
   density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
+  density_.active_on_host = density_.active;
   graphs_.assign(64, -1);
 }
 
@@ -113,23 +138,70 @@ void Engine::check_room(std::span<const int32_t> ids) const {
   }
 }
 
+ForwardArgs Engine::forward_args(int64_t max_kv) {
+  return {config(),
+          weights_,
+          device_,
+          act_,
+          kv_,
+          n_ctx_,
+          max_kv,
+          sparsity_ == Sparsity::exact,
+          options_.sparse_threshold,
+          split_ ? &split_->split : nullptr,
+          mailbox_.get()};
+}
+
 void Engine::upload_tokens(std::span<const int32_t> ids) {
-  // Positions follow the ids at a fixed distance, so a single token needs a single small copy when n_batch is 1.
   std::vector<int32_t> positions(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(n_past_) + static_cast<int32_t>(i);
   device_.upload(act_.ids, ids.data(), ids.size() * sizeof(int32_t));
   device_.upload(act_.pos, positions.data(), positions.size() * sizeof(int32_t));
+  if (!split_) return;
+  host_half_->set_tokens(ids, n_past_);
+  if (embedding_on_host())
+    device_.upload(act_.x, host_half_->embed(), ids.size() * static_cast<size_t>(config().n_embd) * 4);
 }
 
-ForwardArgs Engine::forward_args(int64_t max_kv) {
-  return {
-      config(), weights_, device_, act_, kv_, n_ctx_, max_kv, sparsity_ == Sparsity::exact, options_.sparse_threshold};
+// Runs the device's part of a pass, and beside it, when the model is divided, the CPU's. A recorded part only starts
+// the device; any other runs in a thread of its own, because a device waits for the CPU in the middle of it.
+void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T) {
+  if (!split_) return device_part();
+  const bool sparse = sparsity_ == Sparsity::exact && T == 1;
+  if (recorded) {
+    device_part();
+    return host_half_->serve(T, sparse);
+  }
+  std::exception_ptr device_error;
+  std::thread device_thread([&] {
+    try {
+      device_part();
+    } catch (...) {
+      device_error = std::current_exception();
+      mailbox_->abandon();
+    }
+  });
+  std::exception_ptr host_error;
+  try {
+    host_half_->serve(T, sparse);
+  } catch (...) {
+    host_error = std::current_exception();
+  }
+  device_thread.join();
+  if (device_error) std::rethrow_exception(device_error);
+  if (host_error) std::rethrow_exception(host_error);
 }
 
 void Engine::forward_chunk(std::span<const int32_t> ids) {
   const auto T = static_cast<int64_t>(ids.size());
   upload_tokens(ids);
-  forward_layers(forward_args(n_past_ + T), T);
+  const ForwardArgs f = forward_args(n_past_ + T);
+  run_pass(
+      [&] {
+        if (!embedding_on_host()) forward_embedding(f, T);
+        forward_layers(f, T);
+      },
+      false, T);
   n_past_ += T;
 }
 
@@ -137,7 +209,9 @@ void Engine::decode_step(int32_t id) {
   upload_tokens({&id, 1});
   const auto step = [&](int64_t max_kv) {
     const ForwardArgs f = forward_args(max_kv);
+    if (!embedding_on_host()) forward_embedding(f, 1);
     forward_layers(f, 1);
+    if (head_on_host()) return;
     forward_head(f, 0, 1);
     device_.argmax(act_.logits, config().n_vocab, act_.best);
   };
@@ -151,59 +225,86 @@ void Engine::decode_step(int32_t id) {
       step(std::min(static_cast<int64_t>(bound), n_ctx_));
       graph = device_.end_capture();
     }
-    device_.launch(graph);
+    run_pass([&] { device_.launch(graph); }, true, 1);
   } else {
-    step(n_past_ + 1);
+    run_pass([&] { step(n_past_ + 1); }, false, 1);
   }
   ++n_past_;
+}
+
+void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, std::span<const float>)> visit) {
+  const auto n_vocab = static_cast<size_t>(config().n_vocab);
+  const auto n_embd = static_cast<size_t>(config().n_embd);
+  std::vector<float> rows;
+  for (int64_t row = 0; row < count; row += act_.logit_rows) {
+    const int64_t n = std::min(act_.logit_rows, count - row);
+    const size_t width = head_on_host() ? n_embd : n_vocab;
+    rows.resize(static_cast<size_t>(n) * width);
+    if (head_on_host()) {
+      device_.download(rows.data(), act_.x + static_cast<size_t>(first + row) * n_embd, rows.size() * sizeof(float));
+    } else {
+      forward_head(forward_args(n_past_), first + row, n);
+      device_.download(rows.data(), act_.logits, rows.size() * sizeof(float));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const std::span<const float> values{rows.data() + static_cast<size_t>(i) * width, width};
+      visit(row + i, head_on_host() ? host_half_->head(values) : values);
+    }
+  }
 }
 
 void Engine::record_density() {
   if (sparsity_ != Sparsity::exact) return;
   std::vector<int32_t> counts(density_.active.size());
   device_.download(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
-  for (size_t l = 0; l < counts.size(); ++l) density_.active[l] += counts[l];
+  for (size_t l = 0; l < counts.size(); ++l) {
+    const double cold = split_ && (split_->split[l].has_cold) ? host_half_->n_active()[l] : 0;
+    density_.active_on_host[l] += cold;
+    density_.active[l] += counts[l] + cold;
+  }
   ++density_.steps;
 }
 
 std::span<const float> Engine::eval(std::span<const int32_t> ids) {
   check_room(ids);
+  const auto keep = [&](int64_t, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), host_logits_.begin());
+  };
   if (ids.size() == 1) {
     decode_step(ids[0]);
     record_density();
-  } else {
-    const auto n_batch = static_cast<size_t>(act_.n_batch);
-    size_t count = 0;
-    for (size_t first = 0; first < ids.size(); first += count) {
-      count = std::min(n_batch, ids.size() - first);
-      forward_chunk(ids.subspan(first, count));
+    if (head_on_host()) {
+      head_rows(0, 1, keep);
+    } else {
+      device_.download(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
     }
-    const ForwardArgs f = forward_args(n_past_);
-    forward_head(f, static_cast<int64_t>(count) - 1, 1);
+    return host_logits_;
   }
-  device_.download(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
+  const auto n_batch = static_cast<size_t>(act_.n_batch);
+  size_t count = 0;
+  for (size_t first = 0; first < ids.size(); first += count) {
+    count = std::min(n_batch, ids.size() - first);
+    forward_chunk(ids.subspan(first, count));
+  }
+  head_rows(static_cast<int64_t>(count) - 1, 1, keep);
   return host_logits_;
 }
 
 void Engine::eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t, std::span<const float>)> visit) {
   check_room(ids);
-  const auto n_vocab = static_cast<size_t>(config().n_vocab);
   const auto n_ids = static_cast<int64_t>(ids.size());
-  std::vector<float> rows(static_cast<size_t>(act_.logit_rows) * n_vocab);
   for (int64_t first = 0; first < n_ids; first += act_.n_batch) {
     const int64_t count = std::min(act_.n_batch, n_ids - first);
     forward_chunk(ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
-    const ForwardArgs f = forward_args(n_past_);
-    for (int64_t row = 0; row < count; row += act_.logit_rows) {
-      const int64_t n = std::min(act_.logit_rows, count - row);
-      forward_head(f, row, n);
-      device_.download(rows.data(), act_.logits, static_cast<size_t>(n) * n_vocab * sizeof(float));
-      for (int64_t i = 0; i < n; ++i) visit(first + row + i, {rows.data() + static_cast<size_t>(i) * n_vocab, n_vocab});
-    }
+    head_rows(0, count, [&](int64_t i, std::span<const float> logits) { visit(first + i, logits); });
   }
 }
 
 int32_t Engine::eval_greedy(int32_t id) {
+  if (head_on_host()) {
+    const auto logits = eval({&id, 1});
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
   check_room({&id, 1});
   decode_step(id);
   record_density();

@@ -12,7 +12,10 @@
 #include "core/thread_team.h"
 #include "engine/activations.h"
 #include "engine/forward.h"
+#include "engine/host_half.h"
 #include "engine/kv_cache.h"
+#include "engine/placement.h"
+#include "engine/split_weights.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -35,7 +38,15 @@ struct EngineOptions {
 struct DensityStats {
   int64_t steps = 0;
   std::vector<double> active;          // per layer: neurons active, summed over steps
+  std::vector<double> active_on_host;  // of those, computed by the CPU beside a main device
   double density(int64_t n_ff) const;  // mean share of active neurons; NaN before the first step
+  double host_share() const;           // share of the active neurons that the CPU computed; NaN before the first step
+};
+
+// Where a divided model lives: which of its parts the main device takes, and who computes the rest.
+struct Division {
+  Device& host;  // a CPU device
+  const Placement& placement;
 };
 
 class Engine {
@@ -44,6 +55,8 @@ class Engine {
   // Throws Error when the options cannot be met: exact asked of a file that cannot be, a context beyond what the model
   // supports.
   Engine(model::Model& model, Device& device, const EngineOptions& options);
+  // The same model on two devices. The placement must have been checked against the model (check_placement).
+  Engine(model::Model& model, Device& device, const EngineOptions& options, const Division& division);
   ~Engine();
 
   const model::Config& config() const { return model_.config(); }
@@ -69,19 +82,28 @@ class Engine {
   size_t bytes_per_token(double density, int64_t n_kv) const;
 
  private:
+  Engine(model::Model& model, Device& device, const EngineOptions& options, const Division* division);
   void check_room(std::span<const int32_t> ids) const;
-  void upload_tokens(std::span<const int32_t> ids);
   ForwardArgs forward_args(int64_t max_kv);
+  void upload_tokens(std::span<const int32_t> ids);
+  void run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T);
   void forward_chunk(std::span<const int32_t> ids);  // through all layers, advances n_past
-  void decode_step(int32_t id);                      // one token, logits on the device
+  void decode_step(int32_t id);                      // one token, logits on the device or in host_logits_
+  // Logits of rows [first, first + count) of the last chunk; calls visit(i, logits) for i = 0, 1, … count - 1.
+  void head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
   void record_density();
+  bool head_on_host() const { return split_ && split_->output_on_host; }
+  bool embedding_on_host() const { return split_ && split_->embedding_on_host; }
 
   model::Model& model_;
   Device& device_;
   EngineOptions options_;
   Sparsity sparsity_ = Sparsity::off;
   int64_t n_ctx_ = 0, n_past_ = 0;
-  model::Weights weights_;
+  model::Weights weights_;               // the main device's
+  std::optional<SplitWeights> split_;    // set when the model is divided
+  std::unique_ptr<Mailbox> mailbox_;     // with split_
+  std::unique_ptr<HostHalf> host_half_;  // with split_
   Activations act_;
   KvCache kv_;
   std::vector<float> host_logits_;

@@ -1,0 +1,50 @@
+#pragma once
+// The CPU's part of a divided pass: serves the main device's hand-offs, layer by layer.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/device.h"
+#include "core/mailbox.h"
+#include "engine/activations.h"
+#include "engine/forward.h"
+#include "engine/kv_cache.h"
+#include "model/model.h"
+
+namespace hearth::engine {
+
+class HostHalf {
+ public:
+  // `weights`, `split` and `mailbox` must outlive it. The cache holds every layer's room; layers whose attention is on
+  // the main device never touch theirs, so their pages are never had.
+  HostHalf(const model::Config& config, const model::Weights& weights, const std::vector<LayerSplit>& split,
+           Device& host, Mailbox& mailbox, int64_t n_ctx, int64_t n_batch, bool with_q8, float sparse_threshold);
+
+  // The tokens of the coming pass; host memory.
+  void set_tokens(std::span<const int32_t> ids, int64_t first_position);
+  // Embeds them: [T][n_embd], valid until the next call.
+  const float* embed();
+  // Answers every hand-off of one pass over T tokens, in the order in which the main device asks. On an error the
+  // mailbox is abandoned, so that the device does not wait for ever, and the error goes on.
+  void serve(int64_t T, bool sparse);
+  // x [n_embd] -> logits [n_vocab].
+  std::span<const float> head(std::span<const float> x);
+
+  // Active cold neurons of the last single-token pass, [n_layer]; 0 where the layer has none on the CPU.
+  std::span<const int32_t> n_active() const { return {act_.n_active, split_.size()}; }
+
+ private:
+  void attention_part(int64_t layer, int64_t T, const float* x, float* y);
+  void ffn_part(int64_t layer, int64_t T, const float* x, float* y);
+  void serve_layer(int64_t layer, int64_t T);
+
+  const model::Config& config_;
+  const std::vector<LayerSplit>& split_;
+  Device& host_;
+  Mailbox& mailbox_;
+  Activations act_;
+  KvCache kv_;
+  ForwardArgs f_;
+};
+
+}  // namespace hearth::engine
