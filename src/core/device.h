@@ -156,6 +156,9 @@ class Device {
   virtual bool is_host() const = 0;      // its address space is the host's
   virtual std::vector<MemoryUse> memory() const = 0;
 
+  // Called first in any thread but the device's creator that issues operations; one thread at a time does.
+  virtual void use_from_this_thread() {}
+
   // --- memory ---
   DeviceBuffer allocate(size_t bytes, Purpose purpose) {
     return {this, allocate_bytes(bytes, purpose), bytes, purpose};

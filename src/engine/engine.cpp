@@ -167,6 +167,8 @@ void Engine::upload_tokens(std::span<const int32_t> ids) {
 // the device; any other runs in a thread of its own, because a device waits for the CPU in the middle of it.
 void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T) {
   if (!split_) return device_part();
+  if (mailbox_->failed())
+    fail("an earlier hand-off between {} and the CPU failed; this run cannot go on", device_.name());
   const bool sparse = sparsity_ == Sparsity::exact && T == 1;
   if (recorded) {
     device_part();
@@ -175,6 +177,7 @@ void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T)
   std::exception_ptr device_error;
   std::thread device_thread([&] {
     try {
+      device_.use_from_this_thread();
       device_part();
     } catch (...) {
       device_error = std::current_exception();
