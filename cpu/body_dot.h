@@ -133,17 +133,18 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   const Q8Row xq = q8_row(x, cols);
   F8 acc[4] = {zero8(), zero8(), zero8(), zero8()};
   const int64_t blocks = cols / kBlock;
-  const auto step = [&](F8 & sum_of, int64_t b) __attribute__((always_inline)) {
-    const uint8_t* block = row + b * W::kBytes;
-    sum_of = fma8(dot(W::get(block), xq.q + kBlock * b, xq.offset + 8 * b), W::scale(block) * xq.d[b], sum_of);
+  const auto block_dot = [&](int64_t b) __attribute__((always_inline)) {
+    return dot(W::get(row + b * W::kBytes), xq.q + kBlock * b, xq.offset + 8 * b);
   };
   int64_t b = 0;
   for (; b + 4 <= blocks; b += 4) {
     if constexpr (Prefetch) prefetch(ahead, b * W::kBytes, 4 * W::kBytes);
+    float scales[4];  // through memory: loads broadcast for free
+    scales4(row + b * W::kBytes, W::kBytes, xq.d + b, scales);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) step(acc[i], b + i);
+    for (int i = 0; i < 4; ++i) acc[i] = fma8(block_dot(b + i), scales[i], acc[i]);
   }
-  for (; b < blocks; ++b) step(acc[0], b);
+  for (; b < blocks; ++b) acc[0] = fma8(block_dot(b), W::scale(row + b * W::kBytes) * xq.d[b], acc[0]);
   return (sum8(acc[0]) + sum8(acc[1])) + (sum8(acc[2]) + sum8(acc[3]));
 }
 

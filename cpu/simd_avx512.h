@@ -138,6 +138,15 @@ HEARTH_SIMD float sum8(F8 a) {
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+HEARTH_SIMD void scales4(const uint8_t* block, int bytes, const float* d, float* out) {
+  uint64_t halves = 0;
+  for (int i = 3; i >= 0; --i) {
+    uint16_t h;
+    __builtin_memcpy(&h, block + i * bytes, sizeof h);
+    halves = halves << 16 | h;
+  }
+  _mm_storeu_ps(out, _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(halves))), _mm_loadu_ps(d)));
+}
 struct BlockQ8 {
   __m256i magnitude, w;
 };

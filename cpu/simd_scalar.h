@@ -134,6 +134,14 @@ HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
 HEARTH_SIMD float sum8(F8 a) {
   return a;
 }
+// out[i] = d[i] * the f16 at block + i * bytes, i < 4.
+HEARTH_SIMD void scales4(const uint8_t* block, int bytes, const float* d, float* out) {
+  for (int i = 0; i < 4; ++i) {
+    uint16_t h;
+    __builtin_memcpy(&h, block + i * bytes, sizeof h);
+    out[i] = hearth::f16_to_f32(h) * d[i];
+  }
+}
 struct BlockQ8 {
   const uint8_t* q;
 };

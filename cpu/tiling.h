@@ -10,7 +10,7 @@ namespace hearth::cpu {
 // Products. Tokens that dot products take at once stay in the nearest caches.
 constexpr int64_t kSmallT = 8;
 // From so many tokens on, packing quantised weights pays (where there are integer kernels).
-constexpr int64_t kInt8Tokens = 4;
+constexpr int64_t kInt8Tokens = 7;
 // Weights of a piece for one token. Four times as many for a few tokens: there the first rows of a piece are not
 // prefetched.
 constexpr size_t kStreamBytes = 64 << 10;
