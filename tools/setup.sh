@@ -1,8 +1,9 @@
 # Sourced by tools/demo and tools/test: installs what the build needs, configures, and says how many jobs to run.
-# Everything a person wants to see goes to stderr; logs go to build/logs.
+# What a person wants to see goes to stderr; logs go to build/logs.
+# shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/ci
+build=$root/build/ci # tools/demo sets its own
 logs=$root/build/logs
 
 say() { printf '%s\n' "$*" >&2; }
@@ -79,17 +80,18 @@ jobs() {
   echo $((cpus < by_memory ? cpus : by_memory))
 }
 
+# configure [CMAKE FLAGS]: the preset ci in $build.
 configure() {
   say "configuring (preset ci)"
   if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
   cd "$root" || exit 1
-  logged configure cmake --preset ci
+  logged configure cmake --preset ci -B "$build" "$@"
 }
 
-# compile [TARGET]: everything, or one target. Ninja's progress is shown in place on a terminal.
+# compile TARGET (all: everything). Ninja's progress is shown in place on a terminal.
 compile() {
-  local target=${1:-all}
-  say "building $target with $(jobs) jobs; log: build/logs/build.log"
+  local target=$1
+  say "building $target with $(jobs) jobs; log: ${logs#"$root"/}/build.log"
   mkdir -p "$logs"
   if [[ -t 2 ]]; then
     cmake --build "$build" --target "$target" -j "$(jobs)" 2>&1 | tee "$logs/build.log" |
