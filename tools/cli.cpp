@@ -71,6 +71,8 @@ std::unique_ptr<CLI::App> make_app() {
   register_convert(*app);
   register_quantize(*app);
   register_synth(*app);
+  register_profile(*app);
+  register_plan(*app);
   register_doctor(*app);
   // After the subcommands, which would inherit it.
   app->footer(
