@@ -37,6 +37,7 @@ libpcre2-dev      header  pcre2.h
 libhwloc-dev      header  hwloc.h
 libxxhash-dev     header  xxhash.h
 libgtest-dev      header  gtest/gtest.h
+libglpk-dev       header  glpk.h
 '
 
 has() {
