@@ -124,7 +124,7 @@ void run_synth(const Flags& f) {
 void add_sizes(CLI::App& cmd, Flags& f) {
   cmd.add_option("--shape", f.shape, "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b or tiny");
   cmd.add_option("--arch", f.arch, "llama, opt or falcon (default: the shape's, or llama)");
-  cmd.add_option("--layers", f.n_layer, "number of layers")->check(CLI::PositiveNumber);
+  cmd.add_option("--layers,--n-layer", f.n_layer, "number of layers")->check(CLI::PositiveNumber);
   cmd.add_option("--n-embd", f.n_embd, "embedding length, a multiple of 32")->check(CLI::PositiveNumber);
   cmd.add_option("--n-head", f.n_head, "attention heads")->check(CLI::PositiveNumber);
   cmd.add_option("--n-head-kv", f.n_head_kv, "key/value heads (default: the shape's, or --n-head)")
