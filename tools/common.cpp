@@ -124,6 +124,9 @@ Session::Session(const ModelOptions& options) {
   log::info("hearth {}: {}; {} {} {}, {}, {}; context {}; sparsity {} ({})", HEARTH_VERSION, device().name(), c.arch,
             human_count(model_->parameters()), model_->type_name(), human_bytes(model_->weight_bytes()), c.ffn.family,
             engine_->n_ctx(), engine::to_string(engine_->sparsity()), sparsity_reason(options));
+  log::debug("{}: {} layers, n_embd {}, n_ff {}, {} heads ({} for keys and values) of {}, vocabulary {}; FFN {}: {}",
+             c.name, c.n_layer, c.n_embd, c.n_ff, c.n_head, c.n_head_kv, c.head_dim, c.n_vocab, c.ffn.family,
+             c.ffn.reason);
 }
 
 void Session::start(const ModelOptions& options) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/mailbox.h"
 
 namespace hearth::engine {
 namespace {
@@ -81,6 +82,16 @@ void ProfilingDevice::ffn_sparse(const FfnShard& shard, const SparseArgs& sparse
 }
 void ProfilingDevice::argmax(const float* logits, int64_t n, int32_t* id) {
   timed("argmax", 0, [&] { inner_.argmax(logits, n, id); });
+}
+
+std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity) {
+  return inner_.open_mailbox(capacity);
+}
+void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
+  timed("post", 0, [&] { inner_.post(mailbox, x, n); });
+}
+void ProfilingDevice::collect(Mailbox& mailbox, float* x, int64_t n) {
+  timed("collect (waits for the CPU)", 0, [&] { inner_.collect(mailbox, x, n); });
 }
 
 void* ProfilingDevice::allocate_bytes(size_t bytes, Purpose purpose) {

@@ -30,6 +30,7 @@ class ProfilingDevice final : public Device {
   std::string name() const override { return inner_.name(); }
   bool is_host() const override { return inner_.is_host(); }
   std::vector<MemoryUse> memory() const override { return inner_.memory(); }
+  void use_from_this_thread() override { inner_.use_from_this_thread(); }
   void upload(void* device, const void* host, size_t bytes) override;
   void download(void* host, const void* device, size_t bytes) override;
   void fill_zero(void* device, size_t bytes) override { inner_.fill_zero(device, bytes); }
@@ -49,6 +50,9 @@ class ProfilingDevice final : public Device {
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override;
+  void post(Mailbox& mailbox, const float* x, int64_t n) override;
+  void collect(Mailbox& mailbox, float* x, int64_t n) override;
 
  protected:
   void* allocate_bytes(size_t bytes, Purpose purpose) override;
