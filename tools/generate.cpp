@@ -83,11 +83,7 @@ class Generation {
 
   // Batch by batch, so that Ctrl-C does not wait for a long prompt. The first token, unless none is wanted.
   std::optional<int32_t> evaluate_prompt(std::span<const int32_t> prompt, const std::function<bool()>& interrupted) {
-    const int64_t room = engine_.n_ctx() - engine_.n_past();
-    if (static_cast<int64_t>(prompt.size()) > room) {
-      fail("the prompt has {} tokens and the context holds {}; use -c {} or more, or a shorter prompt", prompt.size(),
-           room, prompt.size() + 1);
-    }
+    require_room(engine_, prompt.size());
     std::span<const float> logits;
     const auto n_batch = static_cast<size_t>(kPromptStep);
     for (size_t first = 0; first < prompt.size(); first += n_batch) {
@@ -143,6 +139,13 @@ const char* to_string(Ending ending) {
       return "interrupted";
   }
   return "?";
+}
+
+void require_room(const engine::Engine& engine, size_t n_prompt) {
+  const int64_t room = engine.n_ctx() - engine.n_past();
+  if (static_cast<int64_t>(n_prompt) <= room) return;
+  fail("the prompt has {} tokens and the context holds {}; use -c {} or more, or a shorter prompt", n_prompt, room,
+       n_prompt + 1);
 }
 
 Generated generate(Session& session, std::span<const int32_t> prompt, const GenerateOptions& options,

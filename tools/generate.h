@@ -31,6 +31,9 @@ struct Generated {
   Timings timings;
 };
 
+// Throws Error, with the -c that is needed, when a prompt of this many tokens does not fit the context.
+void require_room(const engine::Engine& engine, size_t n_prompt);
+
 // Evaluates `prompt` (not empty) and generates. `emit` receives the text as it comes, whole UTF-8 characters only;
 // `interrupted` is asked between tokens. Throws Error when the prompt does not fit the context.
 Generated generate(Session& session, std::span<const int32_t> prompt, const GenerateOptions& options,

@@ -80,9 +80,7 @@ void print_memory(Session& session) {
   for (const MemoryUse& use : session.device().memory()) {
     parts += fmt::format(", {} {}", to_string(use.purpose), human_bytes(use.bytes));
   }
-  const ProcessMemory process = process_memory();
   log::info("{:>16} = {}", "memory", parts);
-  log::info("{:>16} = {} resident", "process peak", human_bytes(process.peak_resident));
 }
 
 void print_peak_memory() {

@@ -78,6 +78,8 @@ void run(const RunOptions& o) {
   const std::string text = read_prompt(o.prompt);
   const std::vector<int32_t> ids = encode_prompt(tokenizer, o.chat ? chat_prompt(o, tokenizer, text) : text);
 
+  require_room(session.engine(), ids.size());  // before anything is printed
+
   const InterruptGuard interrupt;
   if (!o.json && !o.chat && !o.no_display_prompt) write_out(text);
   flush_out();

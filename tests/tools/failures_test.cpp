@@ -92,6 +92,7 @@ TEST_F(Failures, Prompts) {
       fails_with(hearth({"run", "-q", "-m", model(), "--device", "cpu", "-f", file("absent.txt")}), "absent.txt"));
   EXPECT_TRUE(fails_with(hearth({"run", "-q", "-m", model(), "--device", "cpu", "-f", "/"}), "'/'"));
   const std::string lengthy(65, 'x');
+  EXPECT_EQ(hearth({"run", "-q", "-m", model(), "--device", "cpu", "-p", lengthy}).out, "") << "not even the prompt";
   EXPECT_TRUE(fails_with(hearth({"run", "-q", "-m", model(), "--device", "cpu", "-p", lengthy}),
                          "the prompt has 65 tokens and the context holds 64; use -c 66 or more"));
   EXPECT_TRUE(

@@ -47,6 +47,7 @@ TEST_F(Run, TextOnStdoutAndFiguresOnStderr) {
   }
   EXPECT_NE(o.err.find("llama"), std::string::npos) << "the first line tells the model";
   EXPECT_NE(o.err.find("sparsity exact"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("process peak"), o.err.rfind("process peak")) << "told once";
   EXPECT_EQ(hearth(args({"-q", "-p", "the", "-n", "5", "--temp", "0"})).err, "");
 }
 
