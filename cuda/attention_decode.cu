@@ -1,5 +1,5 @@
-// Attention of one or a few new tokens over a long cache: the context is split over blocks (flash decoding), every key
-// and value is read once for all query heads that share it, and the pieces are merged by a second kernel.
+// Attention of one or a few new tokens over a long cache: the context is split over blocks (flash decoding), and every
+// key and value is read once for all query heads that share it. The block that finishes a head last merges its pieces.
 //
 // A lane has 8 dimensions of a head; kLanes lanes share a key. Each such group walks its keys with its own online
 // softmax (Milakov and Gimelshein 2018) in base 2; groups, warps and blocks are merged at the end, always in the same
@@ -12,7 +12,6 @@
 namespace hearth::cuda {
 namespace {
 
-constexpr int kWarps = 4;
 constexpr int kDims = 8;         // a lane's, one 16-byte load
 constexpr int kBatch = 4;        // keys in flight per group
 constexpr float kNone = -1e30f;  // below every score; finite, so that differences stay numbers
@@ -22,8 +21,10 @@ struct DecodeArgs {
   int group;       // query heads of a kv head
   int n_blocks_q;  // blocks that share a kv head's query heads
   int max_splits;
-  float* acc;       // [T][n_head][max_splits][head_dim], not normalised
-  float2* max_sum;  // [T][n_head][max_splits]
+  float* acc;          // [T][n_head][max_splits][head_dim], not normalised
+  float2* max_sum;     // [T][n_head][max_splits]
+  unsigned* finished;  // [T][n_head_kv * n_blocks_q] blocks that have written their piece; zero before and after
+  float* out;          // [T][n_head][head_dim]
 };
 
 struct Span {
@@ -118,18 +119,62 @@ struct Running {
   }
 };
 
+// Warps of a block: as many as registers allow, so that a short context is one block's work.
+template <int kHeads>
+constexpr int kWarps = kHeads <= 2 ? 16 : (kHeads == 4 ? 8 : 4);
+
+// Merges the pieces of heads [head, head + n_heads) of token t and writes their outputs. Called by a whole block.
+template <int kThreads, int kHeads>
+__device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n_heads, int splits) {
+  __shared__ float weight[kHeads][kMaxSplits];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(d.a.head_dim);
+  for (int g = warp; g < n_heads; g += kThreads / kWarp) {
+    const float2* pieces = d.max_sum + (t * d.a.n_head + head + g) * d.max_splits;
+    float2 piece[kMaxSplits / kWarp];
+    float top = kNone, sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kMaxSplits / kWarp; ++k) {
+      const int s = lane + k * kWarp;
+      piece[k] = s < splits ? __ldcg(pieces + s) : make_float2(kNone, 0.0f);
+      top = fmaxf(top, piece[k].x);
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (int k = 0; k < kMaxSplits / kWarp; ++k) {
+      piece[k].x = exp2f(piece[k].x - top);
+      sum = fmaf(piece[k].x, piece[k].y, sum);
+    }
+    sum = group_sum(sum);
+#pragma unroll
+    for (int k = 0; k < kMaxSplits / kWarp; ++k) weight[g][lane + k * kWarp] = piece[k].x / sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < n_heads * dim; i += kThreads) {
+    const int64_t h = head + i / dim;
+    const float* acc = d.acc + (t * d.a.n_head + h) * d.max_splits * dim + i % dim;
+    float total = 0.0f;
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) total = fmaf(weight[i / dim][s], __ldcg(acc + s * dim), total);
+    d.out[(t * d.a.n_head + h) * dim + i % dim] = total;
+  }
+}
+
 // Grid: (splits, n_head_kv * n_blocks_q, T).
 template <int kLanes, int kHeads>
-__global__ void __launch_bounds__(kWarps* kWarp) decode_kernel(const __grid_constant__ DecodeArgs d) {
-  constexpr int kGroups = kWarp / kLanes * kWarps;  // keys that the block handles at once
-  __shared__ float shared_acc[kWarps][kHeads][kLanes * kDims];
-  __shared__ float2 shared_max_sum[kWarps][kHeads];
+__global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 1 ? 2 : 1)
+    decode_kernel(const __grid_constant__ DecodeArgs d) {
+  constexpr int kThreads = kWarps<kHeads> * kWarp;
+  constexpr int kGroups = kThreads / kLanes;  // keys that the block handles at once
+  __shared__ float shared_acc[kWarps<kHeads>][kHeads][kLanes * kDims];
+  __shared__ float2 shared_max_sum[kWarps<kHeads>][kHeads];
+  __shared__ bool last_block;
   const AttentionArgs& a = d.a;
   grid_trigger();
   grid_wait();
   const int64_t t = blockIdx.z;
   const Span span = context_span(a, t);
-  const int keys = static_cast<int>(attention_split_keys(span.end - span.begin, d.max_splits));
+  const int n = span.end - span.begin, keys = static_cast<int>(attention_split_keys(n, d.max_splits));
+  const int splits = (n + keys - 1) / keys;
   const int first = span.begin + static_cast<int>(blockIdx.x) * keys, last = min(first + keys, span.end);
   if (first >= last) return;
 
@@ -144,28 +189,33 @@ __global__ void __launch_bounds__(kWarps* kWarp) decode_kernel(const __grid_cons
 #pragma unroll
   for (int g = 0; g < kHeads; ++g) {
 #pragma unroll
-    for (int i = 0; i < kDims; ++i) {
-      const bool real = has_dims && g < n_heads;
-      q[g][i] =
-          real ? __ldcg(a.q + t * a.q_stride + (head + g) * a.head_dim + dim + i) * (a.scale * 1.44269504f) : 0.0f;
+    for (int i = 0; i < kDims; i += 4) {
+      const float* from = a.q + t * a.q_stride + (head + g) * a.head_dim + dim + i;
+      const float scale = a.scale * 1.44269504f;
+      const float4 v =
+          has_dims && g < n_heads ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0, 0, 0, 0);
+      q[g][i] = v.x * scale, q[g][i + 1] = v.y * scale, q[g][i + 2] = v.z * scale, q[g][i + 3] = v.w * scale;
     }
   }
   const auto* k_rows = reinterpret_cast<const uint4*>(a.k_cache + kv_head * a.n_ctx * a.head_dim + dim);
   const auto* v_rows = reinterpret_cast<const uint4*>(a.v_cache + kv_head * a.n_ctx * a.head_dim + dim);
-  const int64_t row_units = a.head_dim / kDims;
+  const int row_units = static_cast<int>(a.head_dim) / kDims;
   Running<kLanes, kHeads> state;
   for (int base = first; base < last; base += kGroups * kBatch) {
     const int key0 = base + warp * (kWarp / kLanes) + lane / kLanes;
     uint4 k[kBatch], v[kBatch];
-    int n = 0;
+    int count = 0;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int key = key0 + b * kGroups;
       k[b] = v[b] = make_uint4(0, 0, 0, 0);
-      if (key < last) n = b + 1;
-      if (key < last && has_dims) k[b] = __ldcg(k_rows + key * row_units), v[b] = __ldcg(v_rows + key * row_units);
+      if (key < last) count = b + 1;
+      if (key < last && has_dims) {
+        const int64_t at = static_cast<int64_t>(key) * row_units;
+        k[b] = __ldcg(k_rows + at), v[b] = __ldcg(v_rows + at);
+      }
     }
-    state.add(q, k, v, n);
+    state.add(q, k, v, count);
   }
   state.merge_warp();
   if (lane < kLanes) {
@@ -177,119 +227,96 @@ __global__ void __launch_bounds__(kWarps* kWarp) decode_kernel(const __grid_cons
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < n_heads * a.head_dim; i += blockDim.x) {
+  for (int i = threadIdx.x; i < n_heads * a.head_dim; i += kThreads) {
     const int g = i / static_cast<int>(a.head_dim), c = i % static_cast<int>(a.head_dim);
     float top = kNone, sum = 0.0f, total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared_max_sum[w][g].x);
+    for (int w = 0; w < kWarps<kHeads>; ++w) top = fmaxf(top, shared_max_sum[w][g].x);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kWarps<kHeads>; ++w) {
       const float scale = exp2f(shared_max_sum[w][g].x - top);
       sum = fmaf(scale, shared_max_sum[w][g].y, sum);
       total = fmaf(scale, shared_acc[w][g][c], total);
+    }
+    if (splits == 1) {
+      d.out[(t * a.n_head + head + g) * a.head_dim + c] = (1.0f / sum) * total;
+      continue;
     }
     const int64_t at = (t * a.n_head + head + g) * d.max_splits + blockIdx.x;
     d.acc[at * a.head_dim + c] = total;
     if (c == 0) d.max_sum[at] = {top, sum};
   }
-}
-
-constexpr int kMergeThreads = 512;
-constexpr int kMaxSplits = 128;  // plan.h, attention_max_splits
-
-// One block a query head: weighs the pieces, adds them (threads share the pieces of a dimension), normalises.
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeArgs d, Act out) {
-  __shared__ float weight[kMaxSplits];
-  __shared__ float sums[kMergeThreads];
-  const AttentionArgs& a = d.a;
-  grid_trigger();
-  grid_wait();
-  const int64_t head = blockIdx.x, t = blockIdx.y;
-  const Span span = context_span(a, t);
-  const int n = span.end - span.begin;
-  const int splits = static_cast<int>(ceil_div(n, attention_split_keys(n, d.max_splits)));
-  const int64_t at = (t * a.n_head + head) * d.max_splits;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (warp == 0) {
-    float2 piece[kMaxSplits / kWarp];
-    float top = kNone, sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kMaxSplits / kWarp; ++k) {
-      const int s = lane + k * kWarp;
-      piece[k] = s < splits ? __ldcg(d.max_sum + at + s) : make_float2(kNone, 0.0f);
-      top = fmaxf(top, piece[k].x);
-    }
-    top = warp_max(top);
-#pragma unroll
-    for (int k = 0; k < kMaxSplits / kWarp; ++k) {
-      piece[k].x = exp2f(piece[k].x - top);
-      sum = fmaf(piece[k].x, piece[k].y, sum);
-    }
-    sum = group_sum(sum);
-#pragma unroll
-    for (int k = 0; k < kMaxSplits / kWarp; ++k) weight[lane + k * kWarp] = piece[k].x / sum;
+  if (splits == 1) return;
+  __threadfence();  // the piece is visible before it is counted
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned& finished = d.finished[t * gridDim.y + blockIdx.y];
+    last_block = atomicAdd(&finished, 1u) == static_cast<unsigned>(splits) - 1;
+    if (last_block) finished = 0;  // for the next launch
   }
   __syncthreads();
-  const int dim = static_cast<int>(a.head_dim);
-  const int shares = kMergeThreads / dim, share = threadIdx.x / dim, c = threadIdx.x % dim;
-  float total = 0.0f;
-  if (share < shares) {
-#pragma unroll 8
-    for (int s = share; s < splits; s += shares) total = fmaf(weight[s], __ldcg(d.acc + (at + s) * dim + c), total);
-  }
-  sums[threadIdx.x] = total;
-  __syncthreads();
-  if (threadIdx.x >= round_up(dim, kWarp)) return;
-  const bool real = static_cast<int>(threadIdx.x) < dim;
-  for (int s = 1; s < shares && real; ++s) total += sums[s * dim + threadIdx.x];
-  const int64_t n_out = a.n_head * dim;
-  if (real) out.x[t * n_out + head * dim + threadIdx.x] = total;
-  if (out.q8 != nullptr) {  // only when heads are whole blocks
-    std::byte* row = static_cast<std::byte*>(out.q8) + t * q8_row_bytes(n_out);
-    store_q8_block(total, row, n_out, head * (dim / 32) + warp);
-  }
+  if (!last_block) return;
+  __threadfence();
+  merge_pieces<kThreads, kHeads>(d, t, head, n_heads, splits);
 }
 
+using DecodeKernel = void (*)(DecodeArgs);
+struct Variant {
+  DecodeKernel kernel;
+  int heads;  // query heads of a block
+  int threads;
+};
 template <int kLanes>
-auto choose_kernel(int64_t group) {
-  if (group == 1) return decode_kernel<kLanes, 1>;
-  if (group == 2) return decode_kernel<kLanes, 2>;
-  if (group <= 4) return decode_kernel<kLanes, 4>;
-  return decode_kernel<kLanes, 8>;
+Variant choose_variant(int64_t group) {
+  if (group == 1) return {decode_kernel<kLanes, 1>, 1, kWarps<1> * kWarp};
+  if (group == 2) return {decode_kernel<kLanes, 2>, 2, kWarps<2> * kWarp};
+  if (group <= 4) return {decode_kernel<kLanes, 4>, 4, kWarps<4> * kWarp};
+  return {decode_kernel<kLanes, 8>, 8, kWarps<8> * kWarp};
+}
+Variant choose_variant(int64_t group, int64_t head_dim) {
+  if (head_dim <= 32) return choose_variant<4>(group);
+  if (head_dim <= 64) return choose_variant<8>(group);
+  if (head_dim <= 128) return choose_variant<16>(group);
+  return choose_variant<32>(group);
+}
+
+// Pieces that a context is cut into at most, for this model on this GPU.
+int64_t max_splits(const Gpu& gpu, const Variant& v, int64_t n_head, int64_t n_head_kv) {
+  int resident = 1;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, v.kernel, v.threads, 0));
+  return attention_max_splits(n_head_kv * ceil_div(n_head / n_head_kv, v.heads),
+                              std::max(1, resident) * gpu.multiprocessors);
 }
 
 }  // namespace
 
-size_t attention_partial_bytes(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
-                               int64_t max_tokens) {
-  const int64_t splits = attention_max_splits(n_head_kv, gpu.multiprocessors);
-  return static_cast<size_t>(max_tokens * n_head * splits * (head_dim + 2)) * sizeof(float);
+AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
+                                   int64_t max_tokens) {
+  const Variant v = choose_variant(n_head / n_head_kv, head_dim);
+  const int64_t pieces = max_tokens * n_head * max_splits(gpu, v, n_head, n_head_kv);
+  return {static_cast<size_t>(pieces * (head_dim + 2)) * sizeof(float),
+          static_cast<size_t>(max_tokens * n_head) * sizeof(unsigned)};
 }
 
-void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, Act out) {
+void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
+                      float* out) {
   AttentionArgs a = args;
   if (a.q_stride == 0) a.q_stride = a.n_head * a.head_dim;
-  const int64_t group = a.n_head / a.n_head_kv, max_splits = attention_max_splits(a.n_head_kv, gpu.multiprocessors);
-  const int64_t heads = group <= 2 ? group : (group <= 4 ? 4 : 8);
-  const int64_t blocks_q = ceil_div(group, heads), pieces = T * a.n_head * max_splits;
+  const int64_t group = a.n_head / a.n_head_kv;
+  const Variant v = choose_variant(group, a.head_dim);
+  const int64_t splits = max_splits(gpu, v, a.n_head, a.n_head_kv), blocks_q = ceil_div(group, v.heads);
+  const int64_t pieces = T * a.n_head * splits;
   const DecodeArgs d{a,
                      static_cast<int>(group),
                      static_cast<int>(blocks_q),
-                     static_cast<int>(max_splits),
+                     static_cast<int>(splits),
                      partial + 2 * pieces,
-                     reinterpret_cast<float2*>(partial)};
+                     reinterpret_cast<float2*>(partial),
+                     counters,
+                     out};
   const int64_t longest = a.window > 0 ? std::min(a.window, a.max_kv) : a.max_kv;
-  const dim3 grid(grid_size(attention_grid_splits(longest, max_splits)), grid_size(a.n_head_kv * blocks_q),
-                  grid_size(T));
-  const auto kernel = a.head_dim <= 32    ? choose_kernel<4>(group)
-                      : a.head_dim <= 64  ? choose_kernel<8>(group)
-                      : a.head_dim <= 128 ? choose_kernel<16>(group)
-                                          : choose_kernel<32>(group);
-  launch(gpu, kernel, grid, kWarps * kWarp, 0, d);
-  const bool whole_blocks = a.head_dim % 32 == 0;
-  launch(gpu, merge_kernel, dim3(grid_size(a.n_head), grid_size(T)), kMergeThreads, 0, d,
-         Act{out.x, whole_blocks ? out.q8 : nullptr});
-  if (out.q8 != nullptr && !whole_blocks) quantize_rows(gpu, out.x, T, a.n_head * a.head_dim, out.q8);
+  const dim3 grid(grid_size(attention_grid_splits(longest, splits)), grid_size(a.n_head_kv * blocks_q), grid_size(T));
+  launch(gpu, v.kernel, grid, v.threads, 0, d);
 }
 
 }  // namespace hearth::cuda

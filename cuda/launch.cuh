@@ -21,6 +21,8 @@ struct Gpu {
   int multiprocessors = 1;
   size_t shared_per_block = 48 << 10;  // after opting in
   bool overlap = false;                // launches use programmatic dependent launch
+  int stream_warps = 8;                // of a block of row_stream.cuh, a power of two
+  int prefetch_bytes = 0;              // that a block may bring into the second-level cache ahead of its use
 };
 
 #ifdef __CUDACC__
@@ -36,17 +38,14 @@ __device__ __forceinline__ void grid_trigger() {
 }
 #endif
 
-// Launches kernel(args...) on the GPU's stream. Shared memory above 48 KB is opted into.
+// Allows a kernel its shared memory. All kernels ask for the same division between shared memory and L1: a
+// multiprocessor can only change that while it is empty, which would keep a kernel from starting beside the one before.
+void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes);
+
+// Launches kernel(args...) on the GPU's stream.
 template <typename... Params, typename... Args>
 void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, Args... args) {
-  if (shared_bytes > (48 << 10)) {
-    if (shared_bytes > gpu.shared_per_block) {
-      fail("a kernel needs {} bytes of shared memory and this GPU gives a block {}; use --device cpu", shared_bytes,
-           gpu.shared_per_block);
-    }
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  }
+  prepare_kernel(gpu, reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

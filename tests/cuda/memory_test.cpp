@@ -17,8 +17,9 @@ size_t total(const Device& d) {
 
 TEST_F(GpuMemoryTest, AccountingMatchesTheDriver) {
   constexpr size_t kTolerance = size_t{64} << 20;
-  const size_t free_before = cuda::list_gpus().at(0).free_bytes, counted_before = total(*gpu_);
+  const size_t counted_before = total(*gpu_);
   auto d = cuda::make_device(0);
+  const size_t free_before = cuda::list_gpus().at(0).free_bytes;
   const size_t context = total(*d);  // shared with gpu_, and stated by both
   d->reserve({.max_tokens = 512,
               .max_context = 4096,

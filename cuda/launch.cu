@@ -1,0 +1,27 @@
+#include "cuda/launch.cuh"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace hearth::cuda {
+
+void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, size_t> allowed;  // bytes of dynamic shared memory, by GPU and kernel
+  const std::lock_guard lock(mutex);
+  const auto [it, is_new] = allowed.try_emplace({gpu.index, kernel}, size_t{48} << 10);
+  if (is_new) {
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  }
+  if (shared_bytes <= it->second) return;
+  if (shared_bytes > gpu.shared_per_block) {
+    fail("a kernel needs {} bytes of shared memory and this GPU gives a block {}; use --device cpu", shared_bytes,
+         gpu.shared_per_block);
+  }
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  it->second = shared_bytes;
+}
+
+}  // namespace hearth::cuda
