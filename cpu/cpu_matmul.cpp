@@ -13,7 +13,8 @@ CpuDevice::Method CpuDevice::method(DType type, int64_t T) const {
 
 int64_t CpuDevice::rows_per_piece(const Matrix& w, int64_t T) const {
   if (T > kSmallT || method(w.type, T) != Method::dot) return kGemmRows;
-  const size_t bytes = T == 1 ? kStreamBytes : 4 * kStreamBytes;
+  const size_t streams = kStreamsPerThread * static_cast<size_t>(team_.size());
+  const size_t bytes = T == 1 ? std::clamp(w.bytes() / streams, kShortestStreamBytes, kStreamBytes) : kFewTokensBytes;
   const auto rows = static_cast<int64_t>(bytes / std::max<size_t>(1, w.row_size()));
   return std::clamp<int64_t>(rows / 4 * 4, 4, kMaxDotRows);
 }
