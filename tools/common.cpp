@@ -103,6 +103,18 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                  "does not place by layers")
       ->type_name("N")
       ->group("Hardware");
+  sub.add_option("--vram-budget", o.vram_budget,
+                 "GPU memory that may be used in all; what does not fit is computed by the CPU at the same time "
+                 "(default: the whole model on the GPU where it fits)")
+      ->type_name("GiB")
+      ->group("Hardware");
+  sub.add_option("--plan", o.plan, "Divide the model as this file says, written by `hearth plan --save`")
+      ->type_name("FILE")
+      ->group("Hardware");
+  sub.add_option("--sidecar", o.sidecar,
+                 "Activation statistics for the plan (default: MODEL.sparse.gguf, where there is one)")
+      ->type_name("FILE")
+      ->group("Hardware");
   sub.add_option("--isa", o.isa,
                  "For debugging, CPU kernels to use: scalar, avx2, avx512 (default: the best of this machine), or "
                  "reference: plain loops in double precision, very slow")
@@ -131,6 +143,11 @@ Session::Session(const ModelOptions& options) {
 
 void Session::start(const ModelOptions& options) {
   const std::string wanted = device_of(options);
+  if (options.vram_budget || options.plan) {
+    if (wanted == "cpu" || options.isa)
+      fail("--vram-budget and --plan divide a model between GPU and CPU; leave out --device cpu and --isa");
+    return start_divided(options);
+  }
   if (wanted == "cpu") return start_on_cpu(options);
   if (options.isa) {
     if (wanted == "cuda") fail("--isa chooses CPU kernels and --device cuda the GPU; give one of them");
@@ -159,9 +176,10 @@ bool Session::start_on_gpu(const ModelOptions& options) {
   for (const cuda::GpuInfo& gpu : gpus) {
     if (gpu.index != options.gpu) continue;
     if (model_->weight_bytes() > gpu.free_bytes) {
-      log::info("no GPU is used: the weights take {} and {} has {} free", human_bytes(model_->weight_bytes()), gpu.name,
-                human_bytes(gpu.free_bytes));
-      return false;
+      log::info("the weights take {} and {} has {} free: the model is divided between GPU and CPU",
+                human_bytes(model_->weight_bytes()), gpu.name, human_bytes(gpu.free_bytes));
+      start_divided(options);
+      return true;
     }
     try {
       gpu_ = gpu.index;
@@ -186,10 +204,38 @@ void Session::start_on_cpu(const ModelOptions& options) {
   make_engine(options);
 }
 
+void Session::start_divided(const ModelOptions& options) {
+  const bool sparse = options.sparsity != "off" && (model_->config().ffn.sparse() || options.sparse_threshold > 0);
+  (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
+  planned_ = plan_run(*model_, {.vram_budget = options.vram_budget,
+                                .plan_file = options.plan,
+                                .sidecar = options.sidecar,
+                                .n_ctx = options.n_ctx,
+                                .n_batch = options.n_batch,
+                                .sparse = sparse,
+                                .gpu = options.gpu,
+                                .threads = options.threads});
+  const int64_t planned_context = planned_->placement.n_ctx;
+  if (options.n_ctx != 0 && options.n_ctx != planned_context) {
+    fail("-c {} was asked for and the plan is for a context of {}; make another plan", options.n_ctx, planned_context);
+  }
+  gpu_ = options.gpu;
+  device_ = cuda::make_device(options.gpu);
+  host_device_ = cpu::make_device(*team_);
+  make_engine(options);
+}
+
 void Session::make_engine(const ModelOptions& options) {
   if (options.profile) profiler_ = std::make_unique<engine::ProfilingDevice>(*device_);
   Device& device = profiler_ ? static_cast<Device&>(*profiler_) : *device_;
-  engine_ = std::make_unique<engine::Engine>(*model_, device, engine_options(options));
+  engine::EngineOptions e = engine_options(options);
+  if (!planned_) {
+    engine_ = std::make_unique<engine::Engine>(*model_, device, e);
+    return;
+  }
+  e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
+  e.n_batch = planned_->placement.n_batch;
+  engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{*host_device_, planned_->placement});
 }
 
 std::string Session::sparsity_reason(const ModelOptions& options) {

@@ -12,6 +12,7 @@
 #include "engine/profiling_device.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
+#include "tools/placing.h"
 
 namespace hearth::tools {
 
@@ -27,6 +28,9 @@ struct ModelOptions {
   float sparse_threshold = 0.0f;
   std::optional<std::string> activation;
   std::optional<std::string> isa;
+  std::optional<double> vram_budget;   // GiB; divides the model between GPU and CPU
+  std::optional<std::string> plan;     // a saved plan to obey instead of making one
+  std::optional<std::string> sidecar;  // activation statistics; default: beside the model
   bool no_graph = false;
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the device with a ProfilingDevice; no flag of its own
@@ -54,6 +58,7 @@ class Session {
   std::optional<int> gpu() const { return gpu_; }
   engine::ProfilingDevice* profiler() { return profiler_.get(); }  // null unless options.profile
   double load_seconds() const { return load_seconds_; }
+  const std::optional<PlannedRun>& planned() const { return planned_; }  // when the model is divided
 
   // The model's vocabulary; null when its file has none.
   const text::Tokenizer* tokenizer();
@@ -66,12 +71,14 @@ class Session {
   void start(const ModelOptions& options);
   bool start_on_gpu(const ModelOptions& options);
   void start_on_cpu(const ModelOptions& options);
+  void start_divided(const ModelOptions& options);
   void make_engine(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
 
   std::unique_ptr<ThreadTeam> team_;
   std::unique_ptr<model::Model> model_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> device_, host_device_;  // the second when the model is divided
+  std::optional<PlannedRun> planned_;
   std::unique_ptr<engine::ProfilingDevice> profiler_;
   std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
   std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -75,6 +75,41 @@ void print_density(Session& session) {
             e.density().steps);
 }
 
+namespace {
+size_t device_bytes(Session& session) {
+  size_t total = 0;
+  for (const MemoryUse& use : session.device().memory()) total += use.bytes;
+  return total;
+}
+}  // namespace
+
+void print_division(Session& session, const Timings& t) {
+  if (!session.planned()) return;
+  const double host = session.engine().density().host_share();
+  if (!std::isnan(host)) log::info("{:>16} = {:.1f} % of the active neurons on the GPU", "hit share", (1 - host) * 100);
+  const engine::Placement& p = session.planned()->placement;
+  log::info("{:>16} = {} used, {} planned, budget {}", "GPU memory", human_bytes(device_bytes(session)),
+            human_bytes(p.planned_bytes()), human_bytes(p.vram_budget));
+  if (const auto expected = session.planned()->tokens_per_second) {
+    log::info("{:>16} = {:.1f} tokens per second, measured {:.1f}", "expected", *expected,
+              per_second(static_cast<double>(t.n_eval), t.eval));
+  }
+}
+
+nlohmann::json division_json(Session& session) {
+  if (!session.planned()) return nullptr;
+  const engine::Placement& p = session.planned()->placement;
+  const double host = session.engine().density().host_share();
+  nlohmann::json j = {{"hit_share", nullptr},
+                      {"gpu_bytes_used", device_bytes(session)},
+                      {"gpu_bytes_planned", p.planned_bytes()},
+                      {"vram_budget_bytes", p.vram_budget},
+                      {"expected_tokens_per_second", nullptr}};
+  if (!std::isnan(host)) j["hit_share"] = 1 - host;
+  if (session.planned()->tokens_per_second) j["expected_tokens_per_second"] = *session.planned()->tokens_per_second;
+  return j;
+}
+
 void print_memory(Session& session) {
   std::string parts = fmt::format("model {} (mapped file)", human_bytes(session.model().file().total_bytes()));
   for (const MemoryUse& use : session.device().memory()) {

@@ -24,6 +24,9 @@ nlohmann::json to_json(const Timings& t);
 
 // Sparse modes: the share of neurons that were computed.
 void print_density(Session& session);
+// A divided model: who computed how much, memory and speed against the plan. Nothing for an undivided one.
+void print_division(Session& session, const Timings& t);
+nlohmann::json division_json(Session& session);  // null for an undivided model
 // The mapped model, and what the device holds by purpose.
 void print_memory(Session& session);
 // The most that the process ever had in memory, pages of the mapped model included.

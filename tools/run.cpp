@@ -65,6 +65,7 @@ void print_json(Session& session, const std::vector<int32_t>& prompt_ids, const 
               {"timings", to_json(g.timings)},
               {"sparsity", engine::to_string(engine.sparsity())},
               {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
+              {"division", division_json(session)},
               {"memory", memory_json(session)}});
 }
 
@@ -102,6 +103,7 @@ void run(const RunOptions& o) {
   log::info("\n{:>16} = {}", "seed", g.seed);
   print_timings(g.timings);
   print_density(session);
+  print_division(session, g.timings);
   print_memory(session);
   print_peak_memory();
   if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);

@@ -41,6 +41,10 @@ struct CostModel {
   double token_seconds = 30e-6;            // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 
+  // May the gate row of a neuron be on the GPU while its up and down rows are on the CPU? What the engine can load
+  // decides.
+  bool separate_gates = true;
+
   // Neurons that a predictor names, for each that is active.
   double predicted_per_active = 1.4;
 

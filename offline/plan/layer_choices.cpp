@@ -191,7 +191,7 @@ std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_fami
   for (const Where attention : {Where::cpu, Where::gpu}) {
     for (const Selection selection : selections(rule, sparse_family)) {
       LayerChoice c{.attention = attention, .selection = selection};
-      if (selection == Selection::gate) {
+      if (selection == Selection::gate && cost_.separate_gates) {
         add_gate_choices(c, out);
         continue;
       }

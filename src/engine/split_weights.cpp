@@ -109,6 +109,13 @@ void split_ffn(const LayerWeights& from, const Placement& placement, size_t laye
 
 SplitWeights split_weights(const model::Model& model, const Placement& placement, Device& main, Device& host) {
   const Weights& w = model.weights();
+  for (size_t l = 0; l < placement.layers.size(); ++l) {
+    if (!placement.layers[l].gpu_gates.empty() || placement.layers[l].selection == Selection::predictor) {
+      fail(
+          "the plan of layer {} needs {}, which this version cannot run; make a plan with this version's `hearth plan`",
+          l, placement.layers[l].gpu_gates.empty() ? "a predictor" : "gate rows apart from their neurons");
+    }
+  }
   SplitWeights out;
   out.embedding_on_host = placement.embedding == Where::cpu;
   out.output_on_host = placement.output == Where::cpu;

@@ -1,0 +1,142 @@
+#include "tools/placing.h"
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/thread_team.h"
+#include "cpu/cpu.h"
+#include "model/sidecar.h"
+#include "offline/plan/machine.h"
+#include "offline/plan/plan_file.h"
+#include "tools/common.h"
+#include "tools/report.h"
+#include "tools/system.h"
+
+namespace hearth::tools {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+uint64_t bytes_of_gib(double gib, const char* flag) {
+  if (!(gib >= 0) || gib > 1e6) fail("{} is {}, expected GiB, 0 or more", flag, gib);
+  return static_cast<uint64_t>(gib * kGiB);
+}
+
+// Bandwidths: as given, the others as measured on this machine (once; then from the cache).
+void set_bandwidths(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
+  for (const auto& bw : {o.gpu_bw, o.cpu_bw, o.pcie_bw}) {
+    if (bw && (!(*bw > 0) || *bw > 1e6)) fail("a bandwidth of {} was given, expected GB/s above 0", *bw);
+  }
+  offline::CostModel& cost = request.cost;
+  const bool all_given = o.cpu_bw && o.gpu_bw && o.pcie_bw;
+  offline::MachineBandwidth here;
+  if (!all_given) {
+    ThreadTeam team(o.threads);
+    const std::string key = offline::machine_key(team.size(), gpu ? gpu->name : "");
+    here = offline::cached_bandwidth(offline::machine_cache_path(), key, [&] {
+      log::info("measuring this machine's bandwidths, once");
+      offline::MachineBandwidth b;
+      b.cpu = cpu::measure_read_bandwidth(team);
+      if (gpu) {
+        const cuda::Bandwidth g = cuda::measure_bandwidth(gpu->index);
+        b.gpu = g.memory_read, b.pcie = g.host_to_device;
+      }
+      return b;
+    });
+  }
+  cost.cpu_bandwidth = o.cpu_bw ? *o.cpu_bw * 1e9 : here.cpu;
+  if (o.gpu_bw || here.gpu > 0) cost.gpu_bandwidth = o.gpu_bw ? *o.gpu_bw * 1e9 : here.gpu;
+  if (o.pcie_bw || here.pcie > 0) {
+    cost.pcie_bandwidth = o.pcie_bw ? *o.pcie_bw * 1e9 : here.pcie;
+  } else if (request.vram_budget > 0) {
+    log::info("--pcie-bw was not given and there is no GPU to measure: {:.0f} GB/s are assumed",
+              cost.pcie_bandwidth / 1e9);
+  }
+}
+
+}  // namespace
+
+std::optional<cuda::GpuInfo> find_gpu(int index, std::string& why) {
+  for (cuda::GpuInfo& gpu : cuda::list_gpus(&why)) {
+    if (gpu.index == index) return gpu;
+  }
+  if (why.empty()) why = fmt::format("there is no GPU {}", index);
+  return std::nullopt;
+}
+
+uint64_t choose_budget(std::optional<double> gib, const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu,
+                       const std::string& why) {
+  if (!gib) {
+    if (!gpu) fail("no GPU to plan for: {}; give --vram-budget GiB and --gpu-bw GB/s to plan for another machine", why);
+    return gpu->free_bytes;
+  }
+  const uint64_t budget = bytes_of_gib(*gib, "--vram-budget");
+  if (budget > 0 && !gpu && !o.gpu_bw) {
+    fail("no GPU to measure: {}; give --gpu-bw GB/s to plan for another machine, or --vram-budget 0 for the CPU alone",
+         why);
+  }
+  if (gpu && !o.gpu_bw && budget > gpu->free_bytes) {
+    log::warn("{} has {:.2f} GiB free, less than the budget of {:.2f} GiB", gpu->name,
+              static_cast<double>(gpu->free_bytes) / kGiB, *gib);
+  }
+  return budget;
+}
+
+void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
+  set_bandwidths(o, gpu, request);
+  request.cost.separate_gates = false;  // engine::split_weights keeps a neuron's three rows together
+  if (o.host_memory) {
+    request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
+  } else if (!o.cpu_bw) {  // it is this machine that is planned for
+    request.host_memory = system_memory().available;
+  }
+}
+
+void add_machine_options(CLI::App& sub, MachineOptions& o) {
+  const auto bandwidth = [&sub](const char* name, std::optional<double>& value, const char* help) {
+    sub.add_option(name, value, help)->type_name("GB/s")->group("Machine");
+  };
+  bandwidth("--gpu-bw", o.gpu_bw, "GPU memory's read bandwidth (default: measured)");
+  bandwidth("--cpu-bw", o.cpu_bw, "Host memory's read bandwidth (default: measured)");
+  bandwidth("--pcie-bw", o.pcie_bw, "Bandwidth from host to GPU (default: measured)");
+  sub.add_option("--host-memory", o.host_memory, "Host memory that may be used (default: what is available)")
+      ->type_name("GiB")
+      ->group("Machine");
+  sub.add_option("--gpu,--main-gpu", o.gpu, "Number of the GPU")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Machine");
+  add_thread_option(sub, o.threads);
+}
+
+PlannedRun plan_run(const model::Model& model, const RunRequest& r) {
+  std::string why;
+  const MachineOptions machine{.gpu = r.gpu, .threads = r.threads};
+  const std::optional<cuda::GpuInfo> gpu = find_gpu(r.gpu, why);
+  if (!gpu) fail("no GPU to place a part of the model on: {}; without --vram-budget and --plan the CPU is used", why);
+  PlannedRun run;
+  if (r.plan_file) {
+    run.placement = offline::load_placement(*r.plan_file);
+    engine::check_placement(run.placement, model.config(), model::fingerprint(model.file()));
+  } else {
+    offline::PlanRequest request;
+    request.vram_budget = choose_budget(r.vram_budget, machine, gpu, why);
+    request.n_ctx = r.n_ctx;
+    request.n_batch = r.n_batch;
+    request.sparsity = r.sparse ? offline::SparsityRule::exact : offline::SparsityRule::off;
+    const auto sidecar = model::Sidecar::find(model.file(), model.config(), r.sidecar);
+    const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
+    set_machine(machine, gpu, request);
+    offline::ModelShape shape = offline::shape_of(model, statistics);
+    offline::Frequencies frequencies = offline::frequencies_of(shape, statistics);
+    offline::Plan plan = offline::Planner(std::move(shape), std::move(frequencies), request).plan();
+    run.tokens_per_second = plan.tokens_per_second();
+    run.placement = std::move(plan.placement);
+  }
+  if (run.placement.planned_bytes() > gpu->free_bytes) {
+    fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",
+         human_bytes(run.placement.planned_bytes()), gpu->name, human_bytes(gpu->free_bytes));
+  }
+  return run;
+}
+
+}  // namespace hearth::tools

@@ -1,0 +1,51 @@
+#pragma once
+// From flags to a placement: the machine that is planned for, the GPU's budget, and the plan.
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cuda/cuda.h"
+#include "engine/placement.h"
+#include "model/model.h"
+#include "offline/plan/planner.h"
+
+namespace hearth::tools {
+
+// The machine to plan for; what is not given is measured on this one.
+struct MachineOptions {
+  std::optional<double> gpu_bw, cpu_bw, pcie_bw;  // GB/s
+  std::optional<double> host_memory;              // GiB
+  int gpu = 0, threads = 0;
+};
+void add_machine_options(CLI::App& sub, MachineOptions& options);
+
+// nullopt, with the reason in `why`, when there is no such GPU.
+std::optional<cuda::GpuInfo> find_gpu(int index, std::string& why);
+
+// Bytes of GPU memory that may be used: `gib` as given, or what the GPU has free. Throws Error when neither is known.
+uint64_t choose_budget(std::optional<double> gib, const MachineOptions& machine,
+                       const std::optional<cuda::GpuInfo>& gpu, const std::string& why);
+
+// Fills in bandwidths (measured once, then from the cache) and host memory.
+void set_machine(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request);
+
+// A plan that the engine can load, and what it promises.
+struct PlannedRun {
+  engine::Placement placement;
+  std::optional<double> tokens_per_second;  // expected; unknown for a plan from a file
+};
+
+struct RunRequest {
+  std::optional<double> vram_budget;     // GiB; default: what is free
+  std::optional<std::string> plan_file;  // load this plan instead of making one
+  std::optional<std::string> sidecar;    // default: beside the model, where there is one
+  int64_t n_ctx = 0, n_batch = 512;
+  bool sparse = false;  // the engine will run in exact mode
+  int gpu = 0, threads = 0;
+};
+// Throws Error when there is no GPU, when it has less free than asked, and when the model does not fit the budget's
+// plan.
+PlannedRun plan_run(const model::Model& model, const RunRequest& request);
+
+}  // namespace hearth::tools
