@@ -34,6 +34,13 @@ std::string device_of(const ModelOptions& options) {
   return "cpu";
 }
 
+uint64_t context_bytes(const Device& device) {
+  for (const MemoryUse& use : device.memory()) {
+    if (use.purpose == Purpose::context) return use.bytes;
+  }
+  return 0;
+}
+
 engine::EngineOptions engine_options(const ModelOptions& o) {
   engine::EngineOptions e;
   e.n_ctx = o.n_ctx;
@@ -207,6 +214,10 @@ void Session::start_on_cpu(const ModelOptions& options) {
 void Session::start_divided(const ModelOptions& options) {
   const bool sparse = options.sparsity != "off" && (model_->config().ffn.sparse() || options.sparse_threshold > 0);
   (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
+  // The device first: what its context takes is then known, and counts towards the budget.
+  gpu_ = options.gpu;
+  device_ = cuda::make_device(options.gpu);
+  host_device_ = cpu::make_device(*team_);
   planned_ = plan_run(*model_, {.vram_budget = options.vram_budget,
                                 .plan_file = options.plan,
                                 .sidecar = options.sidecar,
@@ -214,14 +225,12 @@ void Session::start_divided(const ModelOptions& options) {
                                 .n_batch = options.n_batch,
                                 .sparse = sparse,
                                 .gpu = options.gpu,
-                                .threads = options.threads});
+                                .threads = options.threads,
+                                .context_bytes = context_bytes(*device_)});
   const int64_t planned_context = planned_->placement.n_ctx;
   if (options.n_ctx != 0 && options.n_ctx != planned_context) {
     fail("-c {} was asked for and the plan is for a context of {}; make another plan", options.n_ctx, planned_context);
   }
-  gpu_ = options.gpu;
-  device_ = cuda::make_device(options.gpu);
-  host_device_ = cpu::make_device(*team_);
   make_engine(options);
 }
 

@@ -120,19 +120,21 @@ PlannedRun plan_run(const model::Model& model, const RunRequest& r) {
   } else {
     offline::PlanRequest request;
     request.vram_budget = choose_budget(r.vram_budget, machine, gpu, why);
+    if (!r.vram_budget) request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
     request.n_ctx = r.n_ctx;
     request.n_batch = r.n_batch;
     request.sparsity = r.sparse ? offline::SparsityRule::exact : offline::SparsityRule::off;
     const auto sidecar = model::Sidecar::find(model.file(), model.config(), r.sidecar);
     const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
     set_machine(machine, gpu, request);
+    if (r.context_bytes) request.reserve.context_bytes = *r.context_bytes;
     offline::ModelShape shape = offline::shape_of(model, statistics);
     offline::Frequencies frequencies = offline::frequencies_of(shape, statistics);
     offline::Plan plan = offline::Planner(std::move(shape), std::move(frequencies), request).plan();
     run.tokens_per_second = plan.tokens_per_second();
     run.placement = std::move(plan.placement);
   }
-  if (run.placement.planned_bytes() > gpu->free_bytes) {
+  if (run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
     fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",
          human_bytes(run.placement.planned_bytes()), gpu->name, human_bytes(gpu->free_bytes));
   }

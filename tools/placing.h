@@ -43,6 +43,7 @@ struct RunRequest {
   int64_t n_ctx = 0, n_batch = 512;
   bool sparse = false;  // the engine will run in exact mode
   int gpu = 0, threads = 0;
+  std::optional<uint64_t> context_bytes;  // what the device's context takes, where it is known
 };
 // Throws Error when there is no GPU, when it has less free than asked, and when the model does not fit the budget's
 // plan.

@@ -36,6 +36,9 @@ libeigen3-dev     header  eigen3/Eigen/Core
 libpcre2-dev      header  pcre2.h
 libhwloc-dev      header  hwloc.h
 libxxhash-dev     header  xxhash.h
+'
+# What the tests need besides; GLPK gives the planner's tests an exact solver to compare with.
+test_requirements='
 libgtest-dev      header  gtest/gtest.h
 libglpk-dev       header  glpk.h
 '
@@ -50,11 +53,12 @@ has() {
   esac
 }
 
+# install_packages [MORE REQUIREMENTS]
 install_packages() {
   local package kind what missing=()
   while read -r package kind what; do
     [[ -z $package ]] || has "$kind" "$what" || missing+=("$package")
-  done <<<"$requirements"
+  done <<<"$requirements${1:-}"
   ((${#missing[@]})) || return 0
   local command="apt-get install -y --no-install-recommends ${missing[*]}"
   command -v apt-get >/dev/null || die "these packages are missing (Debian's names), install them: ${missing[*]}"

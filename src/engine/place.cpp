@@ -2,7 +2,7 @@
 
 namespace hearth::engine {
 
-model::Weights place(const model::Model& model, Device& device) {
+model::Weights place(model::Model& model, Device& device) {
   model::Weights w = model.weights();
   const bool tied = model.tied_head();
   if (tied) w.output = {};
@@ -10,6 +10,9 @@ model::Weights place(const model::Model& model, Device& device) {
     if (tensor) tensor = device.adopt(tensor);
   });
   if (tied) w.output = w.tok_embd;
+  if (device.is_host()) return w;
+  device.synchronize();
+  for (int64_t l = 0; l < model.config().n_layer; ++l) model.release_attention(l), model.release_ffn(l);
   return w;
 }
 

@@ -107,7 +107,7 @@ void split_ffn(const LayerWeights& from, const Placement& placement, size_t laye
 
 }  // namespace
 
-SplitWeights split_weights(const model::Model& model, const Placement& placement, Device& main, Device& host) {
+SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host) {
   const Weights& w = model.weights();
   for (size_t l = 0; l < placement.layers.size(); ++l) {
     if (!placement.layers[l].gpu_gates.empty() || placement.layers[l].selection == Selection::predictor) {
@@ -131,6 +131,11 @@ SplitWeights split_weights(const model::Model& model, const Placement& placement
     adopt_attention(split.attention_on_host ? host : main, w.layers[l],
                     split.attention_on_host ? out.host.layers[l] : out.main.layers[l]);
     split_ffn(w.layers[l], placement, l, main, host, out);
+    if (main.is_host()) continue;  // a stand-in for a GPU uses the model's own rows
+    main.synchronize();
+    const auto layer = static_cast<int64_t>(l);
+    if (!split.attention_on_host) model.release_attention(layer);
+    if (split.has_hot) model.release_ffn(layer);  // on the device, or in packs
   }
   return out;
 }

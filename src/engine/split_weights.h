@@ -22,6 +22,6 @@ struct SplitWeights {
 // Row k of the main device's shard of a layer is neuron gpu_bucket[k]; row k of the CPU's is the k-th of the others.
 // Copies one layer at a time. The model must have transposed down projections (Model::prepare_sparse) unless every
 // layer is whole on one side. Throws Error when a layer is divided and its down projection is not transposed.
-SplitWeights split_weights(const model::Model& model, const Placement& placement, Device& main, Device& host);
+SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host);
 
 }  // namespace hearth::engine

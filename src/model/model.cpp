@@ -264,4 +264,25 @@ std::optional<std::string> Model::prepare_sparse() {
   return std::nullopt;
 }
 
+void Model::release_tensors(const std::string& prefix) {
+  for (const gguf::TensorInfo& t : file_->tensors()) {
+    if (t.name.starts_with(prefix)) file_->dont_need(t);
+  }
+}
+
+void Model::release_attention(int64_t layer) {
+  release_tensors(fmt::format("blk.{}.attn_", layer));
+}
+
+void Model::release_ffn(int64_t layer) {
+  release_tensors(fmt::format("blk.{}.ffn_", layer));
+  FfnShard& f = weights_.layers[static_cast<size_t>(layer)].ffn;
+  const auto owned = std::find_if(owned_matrices_.begin(), owned_matrices_.end(),
+                                  [&](const HostBuffer& b) { return f.down_t && b.data() == f.down_t.data; });
+  if (owned == owned_matrices_.end()) return;
+  owned_matrices_.erase(owned);
+  f.down_t = {};
+  f.down = Binder(*this).matrix(fmt::format("blk.{}.ffn_down.weight", layer), config_.n_embd, config_.n_ff);
+}
+
 }  // namespace hearth::model

@@ -78,7 +78,14 @@ class Model {
   // nothing changes. The transposed copy replaces the mapped original, whose pages are released.
   std::optional<std::string> prepare_sparse();
 
+  // Lets go of the memory behind a layer's attention or FFN once a device has its own copy: pages of the mapping (they
+  // come back from the file when read again), and transposed copies (the layer is then as in the file, until
+  // prepare_sparse()).
+  void release_attention(int64_t layer);
+  void release_ffn(int64_t layer);
+
  private:
+  void release_tensors(const std::string& prefix);
   friend class Binder;
   std::unique_ptr<gguf::File> file_;
   Config config_;

@@ -9,9 +9,15 @@
 
 namespace hearth::test {
 
-inline std::filesystem::path source_dir() { return HEARTH_SOURCE_DIR; }
-inline std::filesystem::path data_dir() { return source_dir() / "tests" / "data"; }
-inline std::filesystem::path shared_dir() { return source_dir().parent_path() / "shared"; }
+inline std::filesystem::path source_dir() {
+  return HEARTH_SOURCE_DIR;
+}
+inline std::filesystem::path data_dir() {
+  return source_dir() / "tests" / "data";
+}
+inline std::filesystem::path shared_dir() {
+  return source_dir().parent_path() / "shared";
+}
 
 // A directory of this test's own, removed with the object.
 class TempDir {
@@ -36,9 +42,9 @@ class TempDir {
 }  // namespace hearth::test
 
 // Skips the test, by name, where the shared material is absent.
-#define HEARTH_NEEDS_SHARED(relative)                                                                      \
-  do {                                                                                                     \
-    if (!std::filesystem::exists(::hearth::test::shared_dir() / (relative))) {                             \
+#define HEARTH_NEEDS_SHARED(relative)                                                                          \
+  do {                                                                                                         \
+    if (!std::filesystem::exists(::hearth::test::shared_dir() / (relative))) {                                 \
       GTEST_SKIP() << "needs " << (::hearth::test::shared_dir() / (relative)).string() << ", which is absent"; \
-    }                                                                                                      \
+    }                                                                                                          \
   } while (0)
