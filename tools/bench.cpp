@@ -27,17 +27,26 @@ struct BenchOptions {
   bool no_bandwidth = false;
 };
 
+double measured_bandwidth(Session& session) {
+  if (const auto gpu = session.gpu()) return cuda::measure_bandwidth(*gpu).memory_read;
+  return cpu::measure_read_bandwidth(session.team());
+}
+
 // Runs the tests on one session.
 class Bench {
  public:
-  Bench(Session& session, int repetitions, double memory_bandwidth)
-      : session_(session), engine_(session.engine()), repetitions_(repetitions), bandwidth_(memory_bandwidth) {}
+  Bench(Session& session, int repetitions, bool measure_bandwidth)
+      : session_(session),
+        engine_(session.engine()),
+        repetitions_(repetitions),
+        measure_bandwidth_(measure_bandwidth) {}
 
   BenchRow prompt(int64_t n, int64_t depth) {
     const std::vector<int32_t> ids = random_ids(n);
     BenchRow row = new_row(depth);
     row.n_prompt = n;
-    row.seconds = repeat(depth, [&] { engine_.eval(ids); });
+    row.seconds = repeat(
+        depth, [] {}, [&] { engine_.eval(ids); });
     row.flops_per_second = prompt_flops(session_.model(), n, depth) / mean_sd(row.seconds).mean;
     return row;
   }
@@ -47,13 +56,20 @@ class Bench {
     BenchRow row = new_row(depth);
     row.n_gen = n;
     const engine::DensityStats before = engine_.density();
-    row.seconds = repeat(depth, [&] {
-      for (const int32_t id : ids) engine_.eval_greedy(id);
-    });
+    // Measured beside every repetition: on a shared machine the bandwidth itself changes from second to second.
+    std::vector<double> bandwidths;
+    row.seconds = repeat(
+        depth,
+        [&] {
+          if (measure_bandwidth_) bandwidths.push_back(measured_bandwidth(session_));
+        },
+        [&] {
+          for (const int32_t id : ids) engine_.eval_greedy(id);
+        });
     row.density = density_since(before);
     const double bytes = static_cast<double>(engine_.bytes_per_token(row.density, depth + n / 2));
     row.bytes_per_second = bytes * static_cast<double>(n) / mean_sd(row.seconds).mean;
-    row.memory_bandwidth = bandwidth_;
+    row.memory_bandwidth = measure_bandwidth_ ? mean_sd(bandwidths).mean : 0;
     return row;
   }
 
@@ -76,15 +92,17 @@ class Bench {
     return ids;
   }
 
-  // Seconds of each repetition, after one to warm up, all on a context of `depth` tokens.
-  template <typename F>
-  std::vector<double> repeat(int64_t depth, F&& work) {
+  // Seconds of each repetition of work(), after one to warm up, all on a context of `depth` tokens; before() is not
+  // timed.
+  template <typename Before, typename Work>
+  std::vector<double> repeat(int64_t depth, Before&& before, Work&& work) {
     engine_.truncate(0);
     if (depth > 0) engine_.eval(random_ids(depth));
     std::vector<double> seconds;
     for (int i = -1; i < repetitions_; ++i) {
       engine_.truncate(depth);
       if (i == 0 && session_.profiler() != nullptr) session_.profiler()->reset();
+      if (i >= 0) before();
       const auto begin = std::chrono::steady_clock::now();
       work();
       if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
@@ -102,7 +120,7 @@ class Bench {
   Session& session_;
   engine::Engine& engine_;
   int repetitions_;
-  double bandwidth_;
+  bool measure_bandwidth_;
   std::mt19937 random_{20240229};
 };
 
@@ -121,11 +139,6 @@ void print_profile(engine::ProfilingDevice& profiler, const BenchRow& row) {
                           rate));
   }
   write_out(fmt::format("{:<32} {:>8} {:>11.1f}\n", "sum", "", total / passes * 1e6));
-}
-
-double measured_bandwidth(Session& session) {
-  if (const auto gpu = session.gpu()) return cuda::measure_bandwidth(*gpu).memory_read;
-  return cpu::measure_read_bandwidth(session.team());
 }
 
 int64_t largest(const std::vector<int64_t>& values) {
@@ -154,17 +167,12 @@ void bench(BenchOptions o) {
       model.weight_bytes(),
       model.parameters(),
       engine::to_string(session.engine().sparsity())};
-  double bandwidth = 0;
-  if (!o.no_bandwidth) {
-    bandwidth = measured_bandwidth(session);
-    log::info("memory reads {:.1f} GB/s with {}", bandwidth / 1e9, session.device().name());
-  }
 
   if (o.output == "md") write_out(markdown_header());
   if (o.output == "csv") write_out(csv_header());
   if (o.output == "json") write_out("[");
   bool first = true;
-  Bench runner(session, o.repetitions, bandwidth);
+  Bench runner(session, o.repetitions, !o.no_bandwidth);
   const auto put = [&](const BenchRow& row) {
     if (o.output == "md") write_out(markdown_row(about, row));
     if (o.output == "csv") write_out(csv_row(about, row));
@@ -205,7 +213,8 @@ void register_bench(CLI::App& app) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str()
       ->group("Tests");
-  sub->add_flag("--no-bandwidth", o->no_bandwidth, "Do not measure the memory's bandwidth first")->group("Tests");
+  sub->add_flag("--no-bandwidth", o->no_bandwidth, "Do not measure the memory's bandwidth beside the repetitions")
+      ->group("Tests");
   auto* output = sub->add_option("-o,--output", o->output, "Format: md, json or csv")
                      ->check(CLI::IsMember({"md", "json", "csv"}))
                      ->capture_default_str()
@@ -217,7 +226,7 @@ void register_bench(CLI::App& app) {
   add_model_options(*sub, o->model);
   sub->footer(
       "t/s: tokens per second, mean ± standard deviation. GB/s: weights and KV cache that generation reads; % of bw: "
-      "its share of the memory's measured bandwidth. GFLOP/s: the prompt's arithmetic.\n"
+      "its share of the memory's read bandwidth, measured beside each repetition. GFLOP/s: the prompt's arithmetic.\n"
       "Example: hearth bench -m model.gguf -p 256,512 -n 64 -r 3 -o json");
   sub->callback([o] { bench(*o); });
 }

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "support/random.h"
-#include "zoo.h"
+#include "support/zoo.h"
 
 namespace hearth {
 namespace {
@@ -71,9 +71,8 @@ TEST_P(Divided, EqualsTheUndividedModel) {
   std::vector<int32_t> ids(23);
   for (int32_t& id : ids) id = static_cast<int32_t>(test::random_int(rng, 0, c.n_vocab - 1));
   ThreadTeam team(2);
-  const double noise = is_quantized(GetParam().type)
-                           ? std::sqrt(2.0) * 0.0052 * std::sqrt(4.0 * static_cast<double>(c.n_layer) + 1)
-                           : 0x1p-12 * static_cast<double>(c.n_layer);  // as derived in test_engine.cpp
+  const double noise =
+      is_quantized(GetParam().type) ? test::quantization_noise(c) : 0x1p-12 * static_cast<double>(c.n_layer);
 
   for (const Sparsity sparsity : {Sparsity::off, Sparsity::auto_}) {
     const EngineOptions options{.n_batch = 16, .sparsity = sparsity};

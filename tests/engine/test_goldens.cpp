@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
-#include "zoo.h"
+#include "support/zoo.h"
 
 namespace hearth {
 namespace {

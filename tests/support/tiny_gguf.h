@@ -26,7 +26,9 @@ struct TinyGguf {
 
 inline void write_tiny_gguf(const std::filesystem::path& path, const TinyGguf& m) {
   gguf::Writer out(path);
-  const auto u32 = [&](const std::string& key, int64_t v) { out.set(fmt::format("llama.{}", key), static_cast<uint32_t>(v)); };
+  const auto u32 = [&](const std::string& key, int64_t v) {
+    out.set(fmt::format("llama.{}", key), static_cast<uint32_t>(v));
+  };
   out.set("general.architecture", std::string("llama"));
   out.set("general.name", std::string("tiny"));
   out.set("hearth.ffn.activation", m.activation);
