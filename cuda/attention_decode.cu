@@ -24,7 +24,7 @@ struct DecodeArgs {
   float* acc;          // [T][n_head][max_splits][head_dim], not normalised
   float2* max_sum;     // [T][n_head][max_splits]
   unsigned* finished;  // [T][n_head_kv * n_blocks_q] blocks that have written their piece; zero before and after
-  float* out;          // [T][n_head][head_dim]
+  Act out;             // [T][n_head][head_dim]; q8 only when heads are whole blocks of 32
 };
 
 struct Span {
@@ -123,6 +123,13 @@ struct Running {
 template <int kHeads>
 constexpr int kWarps = kHeads <= 2 ? 16 : (kHeads == 4 ? 8 : 4);
 
+// Output i of the heads from `head` on. Whole warps call it with consecutive i.
+__device__ __forceinline__ void store_output(const DecodeArgs& d, int64_t t, int64_t head, int i, float value) {
+  const int64_t n = d.a.n_head * d.a.head_dim, at = head * d.a.head_dim + i;
+  d.out.x[t * n + at] = value;
+  if (d.out.q8 != nullptr) store_q8_block(value, static_cast<std::byte*>(d.out.q8) + t * q8_row_bytes(n), n, at / 32);
+}
+
 // Merges the pieces of heads [head, head + n_heads) of token t and writes their outputs. Called by a whole block.
 template <int kThreads, int kHeads>
 __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n_heads, int splits) {
@@ -155,13 +162,13 @@ __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n
     float total = 0.0f;
 #pragma unroll 8
     for (int s = 0; s < splits; ++s) total = fmaf(weight[i / dim][s], __ldcg(acc + s * dim), total);
-    d.out[(t * d.a.n_head + h) * dim + i % dim] = total;
+    store_output(d, t, head, i, total);
   }
 }
 
 // Grid: (splits, n_head_kv * n_blocks_q, T).
 template <int kLanes, int kHeads>
-__global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
     decode_kernel(const __grid_constant__ DecodeArgs d) {
   constexpr int kThreads = kWarps<kHeads> * kWarp;
   constexpr int kGroups = kThreads / kLanes;  // keys that the block handles at once
@@ -239,7 +246,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 1 ? 2 : 1)
       total = fmaf(scale, shared_acc[w][g][c], total);
     }
     if (splits == 1) {
-      d.out[(t * a.n_head + head + g) * a.head_dim + c] = (1.0f / sum) * total;
+      store_output(d, t, head, i, (1.0f / sum) * total);
       continue;
     }
     const int64_t at = (t * a.n_head + head + g) * d.max_splits + blockIdx.x;
@@ -299,13 +306,14 @@ AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_hea
 }
 
 void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
-                      float* out) {
+                      Act out) {
   AttentionArgs a = args;
   if (a.q_stride == 0) a.q_stride = a.n_head * a.head_dim;
   const int64_t group = a.n_head / a.n_head_kv;
   const Variant v = choose_variant(group, a.head_dim);
   const int64_t splits = max_splits(gpu, v, a.n_head, a.n_head_kv), blocks_q = ceil_div(group, v.heads);
   const int64_t pieces = T * a.n_head * splits;
+  const bool whole_blocks = a.head_dim % 32 == 0;
   const DecodeArgs d{a,
                      static_cast<int>(group),
                      static_cast<int>(blocks_q),
@@ -313,10 +321,11 @@ void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, floa
                      partial + 2 * pieces,
                      reinterpret_cast<float2*>(partial),
                      counters,
-                     out};
+                     Act{out.x, whole_blocks ? out.q8 : nullptr}};
   const int64_t longest = a.window > 0 ? std::min(a.window, a.max_kv) : a.max_kv;
   const dim3 grid(grid_size(attention_grid_splits(longest, splits)), grid_size(a.n_head_kv * blocks_q), grid_size(T));
   launch(gpu, v.kernel, grid, v.threads, 0, d);
+  if (out.q8 != nullptr && !whole_blocks) quantize_rows(gpu, out.x, T, a.n_head * a.head_dim, out.q8);
 }
 
 }  // namespace hearth::cuda

@@ -35,16 +35,12 @@ __global__ void convert_kernel(const float* x, int64_t n, unsigned short* out) {
 }
 
 template <DType D>
-__global__ void dequantize_kernel(Matrix w_all, int64_t first_row, int64_t n_chunks, uint4* out) {
+__global__ void dequantize_kernel(const uint4* data, const unsigned short* scales, int64_t n_chunks, uint4* out) {
   constexpr int kWeights = Format<D>::kWeights;
   grid_trigger();
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, per_row = w_all.cols / kWeights;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   Chunk w{};
-  if (c < n_chunks) {
-    const int64_t row = first_row + c / per_row;
-    w = load_chunk<D>(static_cast<const uint4*>(w_all.data) + row * per_row,
-                      static_cast<const unsigned short*>(w_all.scales) + row * scale_stride(w_all.cols), c % per_row);
-  }
+  if (c < n_chunks) w = load_chunk<D>(data, scales, c);
   grid_wait();
   if (c >= n_chunks) return;
   float values[kWeights];
@@ -81,8 +77,10 @@ void dequantize(const Gpu& gpu, const Matrix& w, int64_t first_row, int64_t n_ro
   with_format(w.type, [&]<DType D>() {
     if constexpr (Format<D>::kQuantized) {
       const int64_t per_row = w.cols / Format<D>::kWeights;
-      launch(gpu, dequantize_kernel<D>, grid_size(ceil_div(n_rows * per_row, 256)), 256, 0, w, first_row,
-             n_rows * per_row, reinterpret_cast<uint4*>(out));
+      launch(gpu, dequantize_kernel<D>, grid_size(ceil_div(n_rows * per_row, 256)), 256, 0,
+             static_cast<const uint4*>(w.data) + first_row * per_row,
+             static_cast<const unsigned short*>(w.scales) + first_row * (w.cols / 32), n_rows * per_row,
+             reinterpret_cast<uint4*>(out));
     }
   });
 }

@@ -9,7 +9,6 @@
 #include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/layout.h"
-#include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
 
 namespace hearth::cuda {
@@ -54,15 +53,14 @@ class CudaDevice final : public Device {
   size_t adopted_bytes(const Matrix& host) const override {
     return host ? adopted_layout(host.type, host.rows, host.cols).total_bytes : 0;
   }
-  // Kernels turn f32 activations into 8 bits as they load them: there is no 8-bit form in memory.
-  size_t q8_bytes(int64_t) const override { return 0; }
+  size_t q8_bytes(int64_t n) const override { return static_cast<size_t>(q8_row_bytes(n)); }
   void reserve(const Limits& limits) override;
 
   void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
              int64_t position_offset, int64_t T, float* x) override {
     cuda::embed(gpu_, table, ids, positions, pos, position_offset, T, x);
   }
-  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { cuda::norm(gpu_, args, x, T, out.x); }
+  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { cuda::norm(gpu_, args, x, T, out); }
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
@@ -72,11 +70,6 @@ class CudaDevice final : public Device {
     check_reserved(1);
     cuda::argmax(gpu_, logits, n, scratch_.argmax, id);
   }
-
-  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override { return CudaMailbox::open(gpu_, capacity); }
-  void post(Mailbox& mailbox, const float* x, int64_t n) override { own(mailbox).post(gpu_, x, n); }
-  void collect(Mailbox& mailbox, float* x, int64_t n) override { own(mailbox).collect(gpu_, x, n); }
-  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_.index)); }
 
   bool supports_graphs() const override { return true; }
   void begin_capture() override;
@@ -88,17 +81,12 @@ class CudaDevice final : public Device {
   void release_bytes(void* data, size_t bytes, Purpose purpose) override;
 
  private:
-  static CudaMailbox& own(Mailbox& mailbox) {
-    auto* m = dynamic_cast<CudaMailbox*>(&mailbox);
-    HEARTH_CHECK(m != nullptr, "a mailbox of another device");
-    return *m;
-  }
   void check_reserved(int64_t T) const;
   bool use_matvec(DType type, int64_t T) const {
     return T <= (is_quantized(type) ? kMatvecTokensQuantized : kMatvecTokens);
   }
-  // gate, up and activation into scratch_.gate.
-  void ffn_hidden(const FfnShard& shard, Act in, int64_t T);
+  // gate, up and activation into scratch; returns where the neurons' values are.
+  Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
 
   Gpu gpu_;
   std::string name_;
@@ -115,8 +103,9 @@ class CudaDevice final : public Device {
   Limits limits_;
   DeviceBuffer storage_;
   struct {
-    float* gate = nullptr;  // [max_tokens][n_ff]
-    float* up = nullptr;    // [max_tokens][n_ff]
+    float* gate = nullptr;      // [max_tokens][n_ff]
+    float* up = nullptr;        // [max_tokens][n_ff]
+    void* hidden_q8 = nullptr;  // [few tokens][n_ff] in the 8-bit form
     float* attention = nullptr;
     unsigned* counters = nullptr;  // of the attention; zero between launches
     float* down = nullptr;
@@ -136,9 +125,6 @@ CudaDevice::CudaDevice(int gpu) {
   name_ = p.name;
   stream_ = make_stream();
   gpu_ = {gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, supports_overlap(gpu)};
-  // Leave most of the second-level cache to what it holds: the activations, and the end of the product before.
-  gpu_.prefetch_bytes = std::min(128 << 10, p.l2CacheSize / 3 / p.multiProcessorCount);
-  gpu_.stream_warps = p.sharedMemPerMultiprocessor >= (size_t{200} << 10) ? 16 : 8;
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
@@ -238,9 +224,11 @@ void CudaDevice::reserve(const Limits& l) {
   HEARTH_CHECK(storage_.bytes() == 0, "reserve() is called once");
   const auto bytes = [](int64_t n, size_t each) { return static_cast<size_t>(n) * each; };
   const int64_t T = l.max_tokens, n_ff = round_up(l.n_ff, 32);
+  const int64_t few = std::min(T, kMatvecTokensQuantized), decode = std::min(T, kDecodeTokens);
   Layout layout;
   const size_t gate = layout.add(bytes(T * n_ff, 4)), up = layout.add(bytes(T * n_ff, 4));
-  const AttentionScratch need = attention_scratch(gpu_, l.n_head, l.n_head_kv, l.head_dim, std::min(T, kDecodeTokens));
+  const size_t hidden_q8 = layout.add(static_cast<size_t>(few) * q8_bytes(n_ff));
+  const AttentionScratch need = attention_scratch(gpu_, l.n_head, l.n_head_kv, l.head_dim, decode);
   const size_t attention = layout.add(need.partial_bytes), counters = layout.add(need.counter_bytes);
   const size_t down = layout.add(down_partial_bytes(gpu_, l.n_embd));
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
@@ -254,7 +242,7 @@ void CudaDevice::reserve(const Limits& l) {
   const auto place = [&](auto*& pointer, size_t at) {
     pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + at);
   };
-  place(scratch_.gate, gate), place(scratch_.up, up);
+  place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
@@ -278,7 +266,7 @@ void CudaDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
     while (first + n < parts.size() && parts[first + n].w.type == type && !(matvec && n == kMaxParts)) ++n;
     const auto run = parts.subspan(first, n);
     if (matvec) {
-      cuda::matvec(gpu_, run, in.x, T);
+      cuda::matvec(gpu_, run, in, T);
     } else {
       gemm_->multiply(run, in.x, T);
     }
@@ -292,23 +280,30 @@ void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
     fail("heads of {} dimensions are not supported on the GPU, expected a multiple of 8 up to 256; use --device cpu",
          a.head_dim);
   }
-  if (T <= kDecodeTokens) return attention_decode(gpu_, a, T, scratch_.attention, scratch_.counters, out.x);
+  if (T <= kDecodeTokens) return attention_decode(gpu_, a, T, scratch_.attention, scratch_.counters, out);
   attention_prefill(gpu_, a, T, out.x);
+  if (out.q8 != nullptr) quantize_rows(gpu_, out.x, T, a.n_head * a.head_dim, out.q8);
 }
 
-void CudaDevice::ffn_hidden(const FfnShard& s, Act in, int64_t T) {
-  if (T == 1 && ffn_fusable(s)) return ffn_gate_up(gpu_, s, in.x, scratch_.gate);
+Act CudaDevice::ffn_hidden(const FfnShard& s, Act in, int64_t T) {
+  const bool quantize = s.down && is_quantized(s.down.type) && use_matvec(s.down.type, T);
+  const Act hidden{scratch_.gate, quantize ? scratch_.hidden_q8 : nullptr};
+  if (T == 1 && ffn_fusable(s)) {
+    ffn_gate_up(gpu_, s, in, hidden);
+    return hidden;
+  }
   const MatmulPart parts[] = {{.w = s.gate, .y = scratch_.gate}, {.w = s.up, .y = scratch_.up}};
   matmul({parts, s.up ? size_t{2} : size_t{1}}, in, T);
-  ffn_combine(gpu_, s, scratch_.gate, s.up ? scratch_.up : nullptr, T, scratch_.gate);
+  ffn_combine(gpu_, s, scratch_.gate, s.up ? scratch_.up : nullptr, T, hidden.x);
+  if (quantize) quantize_rows(gpu_, hidden.x, T, s.n(), hidden.q8);
+  return hidden;
 }
 
 void CudaDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y) {
   check_reserved(T);
   HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t));
   HEARTH_CHECK(s.n() <= limits_.n_ff);
-  ffn_hidden(s, in, T);
-  const Act hidden{scratch_.gate, nullptr};
+  const Act hidden = ffn_hidden(s, in, T);
   if (s.down) {
     const MatmulPart down{.w = s.down, .bias = y_bias, .y = y, .accumulate = true};
     matmul({&down, 1}, hidden, T);
@@ -324,7 +319,7 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
   HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
   HEARTH_CHECK(s.n() <= limits_.n_ff);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
-  ffn_select(gpu_, s, sparse, in.x, scratch);
+  ffn_select(gpu_, s, sparse, in, scratch);
   down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, y);
 }
 

@@ -1,12 +1,11 @@
 // The transposed down projection: y += sum_i value[i] * row[ids[i]]. Blocks own column tiles and shares of the list;
 // each accumulates in registers, and the shares are added in fixed order. No atomics: the same result run after run.
-#include "cuda/format.cuh"
 #include "cuda/kernels.cuh"
+#include "cuda/row_dots.cuh"
 
 namespace hearth::cuda {
 namespace {
 
-constexpr int kWarps = 8;
 constexpr int kRowUnroll = 4;
 constexpr int64_t kMaxDownSplits = 64;  // plan.h, down_plan
 
@@ -19,9 +18,9 @@ struct DownArgs {
 };
 
 template <DType D>
-__global__ void __launch_bounds__(kWarps* kWarp, 2) down_kernel(const __grid_constant__ DownArgs a) {
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, 2) down_kernel(const __grid_constant__ DownArgs a) {
   constexpr int kWeights = Format<D>::kWeights;
-  extern __shared__ float sums[];  // [kWarps][kWeights][kWarp]
+  extern __shared__ float sums[];  // [kMatvecWarps][kWeights][kWarp]
   grid_trigger();
   grid_wait();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -31,20 +30,20 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) down_kernel(const __grid_con
   const auto* data = static_cast<const uint4*>(a.w.data) + chunk;
   const auto* scales = static_cast<const unsigned short*>(a.w.scales) + chunk * kWeights / 32;
   float acc[kWeights] = {};
-  for (int64_t i = begin + warp; i < end && chunk < n_chunks; i += kWarps * kRowUnroll) {
+  for (int64_t i = begin + warp; i < end && chunk < n_chunks; i += kMatvecWarps * kRowUnroll) {
     Chunk w[kRowUnroll];
     float v[kRowUnroll];
 #pragma unroll
     for (int u = 0; u < kRowUnroll; ++u) {
-      const int64_t at = i + u * kWarps;
+      const int64_t at = i + u * kMatvecWarps;
       v[u] = at < end ? __ldcg(a.value + at) : 0.0f;
       if (at >= end) continue;
       const int64_t row = a.ids != nullptr ? __ldcg(a.ids + at) : at;
-      w[u] = load_chunk<D>(data + row * n_chunks, scales + row * scale_stride(a.w.cols), 0);
+      w[u] = load_chunk<D>(data + row * n_chunks, scales + row * (n_chunks * kWeights / 32), 0);
     }
 #pragma unroll
     for (int u = 0; u < kRowUnroll; ++u) {
-      if (i + u * kWarps >= end) continue;
+      if (i + u * kMatvecWarps >= end) continue;
       float values[kWeights];
       Format<D>::decode(w[u], values);
 #pragma unroll
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) down_kernel(const __grid_con
     if (column >= a.w.cols) break;
     float sum = 0.0f;
 #pragma unroll
-    for (int s = 0; s < kWarps; ++s) sum += sums[(s * kWeights + i % kWeights) * kWarp + i / kWeights];
+    for (int s = 0; s < kMatvecWarps; ++s) sum += sums[(s * kWeights + i % kWeights) * kWarp + i / kWeights];
     a.partial[blockIdx.y * a.w.cols + column] = sum;
   }
 }
@@ -105,8 +104,8 @@ void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const i
     }
     const DownPlan plan = down_plan(down_t.cols, kWarp * kWeights, gpu.multiprocessors);
     HEARTH_CHECK(plan.splits <= kMaxDownSplits);
-    launch(gpu, down_kernel<D>, dim3(grid_size(plan.tiles), grid_size(plan.splits)), kWarps * kWarp,
-           sizeof(float) * kWarps * kWarp * kWeights, DownArgs{down_t, value, ids, count, partial});
+    launch(gpu, down_kernel<D>, dim3(grid_size(plan.tiles), grid_size(plan.splits)), kMatvecWarps * kWarp,
+           sizeof(float) * kMatvecWarps * kWarp * kWeights, DownArgs{down_t, value, ids, count, partial});
     launch(gpu, combine_kernel, grid_size(ceil_div(down_t.cols, kWarp)), kCombineGroups * kWarp, 0,
            static_cast<const float*>(partial), static_cast<int>(plan.splits), down_t.cols, bias.data, y);
   });

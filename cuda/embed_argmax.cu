@@ -12,10 +12,9 @@ __device__ float element(const Matrix& w, int64_t r, int64_t i) {
   if constexpr (D == DType::f32) return static_cast<const float*>(w.data)[at];
   if constexpr (D == DType::f16) return half_bits_to_float(static_cast<const unsigned short*>(w.data)[at]);
   if constexpr (D == DType::bf16) return bfloat2_bits_to_float2(static_cast<const unsigned short*>(w.data)[at]).x;
-  const float d =
-      D == DType::q8_0 || D == DType::q4_0
-          ? half_bits_to_float(static_cast<const unsigned short*>(w.scales)[r * scale_stride(w.cols) + i / 32])
-          : 0.0f;
+  const float d = D == DType::q8_0 || D == DType::q4_0
+                      ? half_bits_to_float(static_cast<const unsigned short*>(w.scales)[at / 32])
+                      : 0.0f;
   if constexpr (D == DType::q8_0) return d * static_cast<float>(static_cast<const signed char*>(w.data)[at]);
   if constexpr (D == DType::q4_0) {
     const int byte = static_cast<const unsigned char*>(w.data)[at / 32 * 16 + at % 16];

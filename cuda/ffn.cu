@@ -2,41 +2,54 @@
 // element after their products.
 #include "cuda/activation.cuh"
 #include "cuda/kernels.cuh"
-#include "cuda/row_stream.cuh"
+#include "cuda/row_dots.cuh"
 
 namespace hearth::cuda {
 namespace {
 
+constexpr int kPerWarp = 4;  // neurons
+constexpr int kPerBlock = kPerWarp * kMatvecWarps;
+static_assert(kPerBlock == 32, "a block's neurons are one block of the 8-bit form");
+
 struct GateUpArgs {
   Matrix gate, up;
   NeuronArgs neuron;
-  float* hidden;
+  Act in;
+  Act hidden;
 };
 
-// Row 2k is neuron k's gate, row 2k + 1 its up; without up, row k is its gate.
 template <DType D, bool kGated>
-struct GateUpJob {
-  static constexpr bool kRowsKnown = true;
-  static constexpr int kRowsPerOutput = kGated ? 2 : 1;
-  const GateUpArgs& a;
-
-  __device__ __forceinline__ int n_outputs() const { return static_cast<int>(a.gate.rows); }
-  __device__ __forceinline__ RowAt row(int row) const {
-    const Matrix& w = kGated && row % 2 == 1 ? a.up : a.gate;
-    return row_at<D>(w.data, w.scales, row / kRowsPerOutput, static_cast<int>(a.gate.cols));
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+  extern __shared__ uint4 shared[];
+  __shared__ float values[kPerBlock];
+  grid_trigger();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
+  const int block_first = static_cast<int>(blockIdx.x) * kPerBlock, first = block_first + warp * kPerWarp;
+  const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
+  constexpr int kBases = kGated ? 2 : 1;
+  RowDots<D, kPerWarp * kBases, 2 / kBases, kBases> dots;
+  dots.live = first < n;
+  dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
+  if constexpr (kGated) dots.set_rows(1, a.up.data, a.up.scales, base, cols);
+  dots.start();
+  if (threadIdx.x < kPerBlock) values[threadIdx.x] = 0.0f;
+  grid_wait();
+  dots.run(input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
+#pragma unroll
+  for (int r = 0; r < kPerWarp; ++r) {
+    const int k = base + r;
+    if (dots.live && lane == r && k >= first) {
+      float v = a.neuron.gate(dots.sum[r], k);
+      if constexpr (kGated) v *= a.neuron.up(dots.sum[kPerWarp + r], k);
+      values[k - block_first] = v;
+    }
   }
-  __device__ __forceinline__ float start(int) const { return 0.0f; }
-  __device__ __forceinline__ void finish(int k, float, const float* sums, int parts) const {
-    float v = a.neuron.gate(sum_parts(sums, parts), k);
-    if constexpr (kGated) v *= a.neuron.up(sum_parts(sums + parts, parts), k);
-    a.hidden[k] = v;
-  }
-};
-
-template <DType D, int kChunks, bool kGated>
-__global__ void __launch_bounds__(kStreamMaxThreads, 2)
-    gate_up_kernel(const __grid_constant__ GateUpArgs a, const __grid_constant__ StreamArgs s) {
-  stream_rows<D, kChunks>(GateUpJob<D, kGated>{a}, s, s.x);
+  __syncthreads();
+  if (warp != 0) return;
+  const int k = block_first + lane;
+  if (k < n) a.hidden.x[k] = values[lane];
+  if (a.hidden.q8 != nullptr) store_q8_block(values[lane], static_cast<std::byte*>(a.hidden.q8), n, blockIdx.x);
 }
 
 __global__ void combine_kernel(NeuronArgs neuron, const float* gate, const float* up, int64_t n, int64_t total,
@@ -60,19 +73,15 @@ int64_t chunk_weights(DType type) {
 }  // namespace
 
 bool ffn_fusable(const FfnShard& s) {
-  return (!s.up || s.up.type == s.gate.type) && s.gate.cols % chunk_weights(s.gate.type) == 0;
+  return s.n() >= kPerWarp && (!s.up || s.up.type == s.gate.type) && s.gate.cols % chunk_weights(s.gate.type) == 0;
 }
 
-void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, const float* x, float* hidden) {
-  HEARTH_CHECK(ffn_fusable(shard));
-  const GateUpArgs a{shard.gate, shard.up, neuron_args(shard), hidden};
-  const bool gated = static_cast<bool>(shard.up);
-  with_format(shard.gate.type, [&]<DType D>() {
-    const StreamArgs s = stream_args<D>(gpu, x, shard.gate.cols);
-    with_chunks(s.plan, [&]<int kChunks>() {
-      const auto kernel = gated ? gate_up_kernel<D, kChunks, true> : gate_up_kernel<D, kChunks, false>;
-      launch_stream<D, kChunks>(gpu, kernel, shard.n(), gated ? 2 : 1, 1, s, a);
-    });
+void ffn_gate_up(const Gpu& gpu, const FfnShard& s, Act in, Act hidden) {
+  HEARTH_CHECK(ffn_fusable(s));
+  const GateUpArgs args{s.gate, s.up, neuron_args(s), in, hidden};
+  with_format(s.gate.type, [&]<DType D>() {
+    launch(gpu, s.up ? gate_up_kernel<D, true> : gate_up_kernel<D, false>, grid_size(ceil_div(s.n(), kPerBlock)),
+           kMatvecWarps * kWarp, stage_bytes<D>(s.gate.cols), args);
   });
 }
 

@@ -2,7 +2,7 @@
 // then up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
 #include "cuda/activation.cuh"
 #include "cuda/kernels.cuh"
-#include "cuda/row_stream.cuh"
+#include "cuda/row_dots.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -10,34 +10,43 @@ namespace {
 struct RowListArgs {
   Matrix w;
   NeuronArgs neuron;
+  Act in;
   const int32_t* ids;    // rows to compute; null = all
-  const int32_t* count;  // their number
+  const int32_t* count;  // their number; null = w.rows
   float* value;          // gate: written; up: multiplied
 };
 
-// value[i] = act(w[ids[i]] . x), or value[i] *= up_act(w[ids[i]] . x).
-template <DType D, bool kIsGate, bool kAll>
-struct RowListJob {
-  static constexpr bool kRowsKnown = kAll;
-  static constexpr int kRowsPerOutput = 1;
-  const RowListArgs& a;
-
-  __device__ __forceinline__ int n_outputs() const { return kAll ? static_cast<int>(a.w.rows) : __ldcg(a.count); }
-  __device__ __forceinline__ int id(int i) const { return kAll ? i : __ldcg(a.ids + i); }
-  __device__ __forceinline__ RowAt row(int i) const {
-    return row_at<D>(a.w.data, a.w.scales, id(i), static_cast<int>(a.w.cols));
+// value[i] = act(w[ids[i]] . in), or value[i] *= up_act(...). One warp a row.
+template <DType D, bool kIsGate>
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) row_list_kernel(const __grid_constant__ RowListArgs a) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int cols = static_cast<int>(a.w.cols);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kMatvecWarps;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * kMatvecWarps;  // of the block's current entries, one a warp
+  RowDots<D, 1, 4> dots;
+  const auto start = [&](int64_t row, bool live) {
+    dots.live = live;
+    dots.set_rows(0, a.w.data, a.w.scales, live ? row : 0, cols);
+    dots.start();
+  };
+  bool started = a.ids == nullptr;  // then the rows are known before the input is
+  if (started) start(first + warp, first + warp < a.w.rows);
+  grid_wait();
+  const int64_t count = a.count != nullptr ? __ldcg(a.count) : a.w.rows;
+  const InputRow in = input_row<D>(a.in, 0, cols);
+  for (; first < count; first += stride) {
+    const int64_t i = first + warp;
+    const int64_t row = i >= count ? 0 : (a.ids != nullptr ? __ldcg(a.ids + i) : i);
+    if (!started) start(row, i < count);
+    started = false;
+    dots.run(in, shared);
+    if (i < count && lane == 0) {
+      a.value[i] = kIsGate ? a.neuron.gate(dots.sum[0], row) : __ldcg(a.value + i) * a.neuron.up(dots.sum[0], row);
+    }
+    __syncthreads();  // before the input is staged again
   }
-  __device__ __forceinline__ float start(int i) const { return kIsGate ? 0.0f : __ldcg(a.value + i); }
-  __device__ __forceinline__ void finish(int i, float start, const float* sums, int parts) const {
-    const float z = sum_parts(sums, parts);
-    a.value[i] = kIsGate ? a.neuron.gate(z, id(i)) : start * a.neuron.up(z, id(i));
-  }
-};
-
-template <DType D, int kChunks, bool kIsGate, bool kAll>
-__global__ void __launch_bounds__(kStreamMaxThreads, 2)
-    row_list_kernel(const __grid_constant__ RowListArgs a, const __grid_constant__ StreamArgs s) {
-  stream_rows<D, kChunks>(RowListJob<D, kIsGate, kAll>{a}, s, s.x);
 }
 
 struct CompactArgs {
@@ -91,34 +100,28 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const __grid_c
   }
 }
 
-template <bool kIsGate, bool kAll>
-void row_list(const Gpu& gpu, const RowListArgs& a, const float* x) {
-  with_format(a.w.type, [&]<DType D>() {
-    if (a.w.cols % Format<D>::kWeights != 0) {
+template <bool kIsGate>
+void row_list(const Gpu& gpu, const RowListArgs& args) {
+  const int64_t all = ceil_div(args.w.rows, kMatvecWarps);
+  const int64_t blocks = args.count == nullptr ? all : std::min<int64_t>(all, gpu.multiprocessors * 4);
+  with_format(args.w.type, [&]<DType D>() {
+    if (args.w.cols % Format<D>::kWeights != 0) {
       fail("sparse FFN on the GPU needs rows of a multiple of {} elements, found {}; use --sparsity off",
-           Format<D>::kWeights, a.w.cols);
+           Format<D>::kWeights, args.w.cols);
     }
-    const StreamArgs s = stream_args<D>(gpu, x, a.w.cols);
-    with_chunks(s.plan, [&]<int kChunks>() {
-      launch_stream<D, kChunks>(gpu, row_list_kernel<D, kChunks, kIsGate, kAll>, a.w.rows, 1, 1, s, a);
-    });
+    launch(gpu, row_list_kernel<D, kIsGate>, grid_size(blocks), kMatvecWarps * kWarp, stage_bytes<D>(args.w.cols),
+           args);
   });
 }
 
 }  // namespace
 
-void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, const float* x,
-                const SparseScratch& scratch) {
-  const RowListArgs gate{s.gate, neuron_args(s), sparse.predicted, sparse.n_predicted, scratch.gate};
-  if (sparse.predicted != nullptr) {
-    row_list<true, false>(gpu, gate, x);
-  } else {
-    row_list<true, true>(gpu, gate, x);
-  }
+void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, Act in, const SparseScratch& scratch) {
+  row_list<true>(gpu, {s.gate, neuron_args(s), in, sparse.predicted, sparse.n_predicted, scratch.gate});
   launch(gpu, compact_kernel, 1, kCompactThreads, 0,
          CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, s.n(), sparse.threshold, scratch.value,
                      scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
-  if (s.up) row_list<false, false>(gpu, {s.up, neuron_args(s), scratch.ids, scratch.count, scratch.value}, x);
+  if (s.up) row_list<false>(gpu, {s.up, neuron_args(s), in, scratch.ids, scratch.count, scratch.value});
 }
 
 }  // namespace hearth::cuda

@@ -14,13 +14,6 @@
 
 namespace hearth::cuda {
 
-// A block's scale and scale * sum of its 8-bit values; the sum serves weights that are stored with an offset (Q4_0's
-// 8).
-struct Q8Scale {
-  float d;
-  float d_sum;
-};
-
 struct Chunk {
   uint4 q;           // 16 bytes of weights
   unsigned short d;  // the block's f16 scale (quantised types)
@@ -58,7 +51,7 @@ struct Format;
 
 template <>
 struct Format<DType::f32> {
-  static constexpr int kWeights = 4;
+  static constexpr int kWeights = 4, kUnits = 1;
   static constexpr bool kQuantized = false;
   static __device__ __forceinline__ void decode(const Chunk& w, float* out) {
     out[0] = __uint_as_float(w.q.x), out[1] = __uint_as_float(w.q.y);
@@ -67,7 +60,7 @@ struct Format<DType::f32> {
 };
 template <>
 struct Format<DType::f16> {
-  static constexpr int kWeights = 8;
+  static constexpr int kWeights = 8, kUnits = 2;
   static constexpr bool kQuantized = false;
   static __device__ __forceinline__ void decode(const Chunk& w, float* out) {
     const unsigned words[4] = {w.q.x, w.q.y, w.q.z, w.q.w};
@@ -80,7 +73,7 @@ struct Format<DType::f16> {
 };
 template <>
 struct Format<DType::bf16> {
-  static constexpr int kWeights = 8;
+  static constexpr int kWeights = 8, kUnits = 2;
   static constexpr bool kQuantized = false;
   static __device__ __forceinline__ void decode(const Chunk& w, float* out) {
     const unsigned words[4] = {w.q.x, w.q.y, w.q.z, w.q.w};
@@ -93,13 +86,13 @@ struct Format<DType::bf16> {
 };
 template <>
 struct Format<DType::q8_0> {
-  static constexpr int kWeights = 16;  // half a block
+  static constexpr int kWeights = 16, kUnits = 1;  // half a block
   static constexpr bool kQuantized = true;
-  static __device__ __forceinline__ float dot(const Chunk& w, const int* x, Q8Scale scale) {
-    int sum = __dp4a(static_cast<int>(w.q.x), x[0], 0);
-    sum = __dp4a(static_cast<int>(w.q.y), x[1], sum);
-    sum = __dp4a(static_cast<int>(w.q.z), x[2], sum);
-    sum = __dp4a(static_cast<int>(w.q.w), x[3], sum);
+  static __device__ __forceinline__ float dot(const Chunk& w, const uint4* x, Q8Scale scale) {
+    int sum = __dp4a(static_cast<int>(w.q.x), static_cast<int>(x[0].x), 0);
+    sum = __dp4a(static_cast<int>(w.q.y), static_cast<int>(x[0].y), sum);
+    sum = __dp4a(static_cast<int>(w.q.z), static_cast<int>(x[0].z), sum);
+    sum = __dp4a(static_cast<int>(w.q.w), static_cast<int>(x[0].w), sum);
     return half_bits_to_float(w.d) * (scale.d * static_cast<float>(sum));
   }
   static __device__ __forceinline__ void decode(const Chunk& w, float* out) {
@@ -113,15 +106,16 @@ struct Format<DType::q8_0> {
 };
 template <>
 struct Format<DType::q4_0> {
-  static constexpr int kWeights = 32;  // a block: low nibbles are columns 0-15, high nibbles 16-31
+  static constexpr int kWeights = 32, kUnits = 2;  // a block: low nibbles are columns 0-15, high nibbles 16-31
   static constexpr bool kQuantized = true;
-  static __device__ __forceinline__ float dot(const Chunk& w, const int* x, Q8Scale scale) {
+  static __device__ __forceinline__ float dot(const Chunk& w, const uint4* x, Q8Scale scale) {
     const unsigned words[4] = {w.q.x, w.q.y, w.q.z, w.q.w};
+    const unsigned low[4] = {x[0].x, x[0].y, x[0].z, x[0].w}, high[4] = {x[1].x, x[1].y, x[1].z, x[1].w};
     int sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sum = __dp4a(static_cast<int>(words[i] & 0x0F0F0F0Fu), x[i], sum);
-      sum = __dp4a(static_cast<int>((words[i] >> 4) & 0x0F0F0F0Fu), x[i + 4], sum);
+      sum = __dp4a(static_cast<int>(words[i] & 0x0F0F0F0Fu), static_cast<int>(low[i]), sum);
+      sum = __dp4a(static_cast<int>((words[i] >> 4) & 0x0F0F0F0Fu), static_cast<int>(high[i]), sum);
     }
     return half_bits_to_float(w.d) * (scale.d * static_cast<float>(sum) - 8.0f * scale.d_sum);
   }
@@ -145,6 +139,20 @@ __device__ __forceinline__ Chunk load_chunk(const uint4* row, const unsigned sho
   w.d = 0;
   if constexpr (Format<D>::kQuantized) w.d = load_scale(scales + c * Format<D>::kWeights / 32);
   return w;
+}
+
+// A warp's 32 values, one a lane, as a block of the 8-bit form.
+__device__ __forceinline__ void store_q8_block(float value, std::byte* row, int64_t n, int64_t block) {
+  const int lane = threadIdx.x % kWarp;
+  const float amax = warp_max_magnitude(value);
+  const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+  const int q = max(-127, min(127, __float2int_rn(value * inverse)));
+  const int sum = warp_sum(q);
+  reinterpret_cast<signed char*>(row)[block * 32 + lane] = static_cast<signed char>(q);
+  if (lane == 0) {
+    const float d = amax / 127.0f;
+    reinterpret_cast<Q8Scale*>(row + q8_quants_bytes(n))[block] = {d, d * static_cast<float>(sum)};
+  }
 }
 
 // Calls f.template operator()<D>() for the run-time type; the one place where types become template arguments.

@@ -10,12 +10,13 @@ namespace hearth::cuda {
 // --- matvec.cu: few tokens ---
 constexpr int kMaxParts = 4;
 // parts: 1 to kMaxParts of one type and one number of columns.
-void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, const float* x, int64_t T);
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T);
 
 // --- ffn.cu ---
-// One token, gate and up in one pass, hidden [n]; for shards that ffn_fusable() says it can do.
+// Where the product of gate and up goes: f32 and, for quantised down, the 8-bit form.
+// One token, gate and up in one pass. Needs n >= kGatedRows and equal types; ffn_fusable() says whether it applies.
 bool ffn_fusable(const FfnShard& shard);
-void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, const float* x, float* hidden);
+void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, Act in, Act hidden);
 // hidden[t][k] = act(gate[t][k] + bias) * up_act(up[t][k] + bias). `up` may be null; hidden may be gate.
 void ffn_combine(const Gpu& gpu, const FfnShard& shard, const float* gate, const float* up, int64_t T, float* hidden);
 
@@ -27,8 +28,7 @@ struct SparseScratch {
   int32_t* count = nullptr;  // [1]
 };
 // Fills scratch.ids/value/count (and the optional outputs of `sparse`).
-void ffn_select(const Gpu& gpu, const FfnShard& shard, const SparseArgs& sparse, const float* x,
-                const SparseScratch& scratch);
+void ffn_select(const Gpu& gpu, const FfnShard& shard, const SparseArgs& sparse, Act in, const SparseScratch& scratch);
 
 // --- down.cu: y += bias + sum_i value[i] * down_t[ids[i]]; ids null = all rows in order ---
 size_t down_partial_bytes(const Gpu& gpu, int64_t n_embd);
@@ -36,7 +36,9 @@ void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const i
                Vector bias, float* partial, float* y);
 
 // --- norm.cu ---
-void norm(const Gpu& gpu, const NormArgs& args, const float* x, int64_t T, float* out);
+void norm(const Gpu& gpu, const NormArgs& args, const float* x, int64_t T, Act out);
+// The 8-bit form of rows of n activations.
+void quantize_rows(const Gpu& gpu, const float* x, int64_t T, int64_t n, void* q8);
 
 // --- rope_kv.cu ---
 void rope_kv(const Gpu& gpu, const RopeKvArgs& args, int64_t T);
@@ -50,7 +52,7 @@ struct AttentionScratch {
 AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
                                    int64_t max_tokens);
 void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
-                      float* out);
+                      Act out);
 
 // --- attention_prefill.cu: many tokens, tensor cores ---
 void attention_prefill(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* out);

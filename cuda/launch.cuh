@@ -21,8 +21,6 @@ struct Gpu {
   int multiprocessors = 1;
   size_t shared_per_block = 48 << 10;  // after opting in
   bool overlap = false;                // launches use programmatic dependent launch
-  int stream_warps = 8;                // of a block of row_stream.cuh, a power of two
-  int prefetch_bytes = 0;              // that a block may bring into the second-level cache ahead of its use
 };
 
 #ifdef __CUDACC__

@@ -18,11 +18,6 @@ constexpr int64_t quant_bytes(DType type) {
   return type == DType::q4_0 ? BlockQ4_0::size / 2 : BlockQ8_0::size;
 }
 
-// Scales of a row, padded to an even number: kernels copy them in pairs.
-constexpr int64_t scale_stride(int64_t cols) {
-  return round_up(cols / 32, 2);
-}
-
 struct AdoptedLayout {
   size_t data_bytes = 0;
   size_t scales_offset = 0;  // from data; 0 when the type has no scales
@@ -39,22 +34,34 @@ inline AdoptedLayout adopted_layout(DType type, int64_t rows, int64_t cols) {
   const auto blocks = static_cast<size_t>(rows * (cols / 32));
   l.data_bytes = blocks * static_cast<size_t>(quant_bytes(type));
   l.scales_offset = align(l.data_bytes);
-  l.total_bytes = align(l.scales_offset + static_cast<size_t>(rows * scale_stride(cols)) * sizeof(f16_t));
+  l.total_bytes = align(l.scales_offset + blocks * sizeof(f16_t));
   return l;
 }
 
 template <typename Block>
-void split_row(const Block* blocks, int64_t n, std::byte* quants, f16_t* scales) {
+void split_blocks(const Block* blocks, int64_t n, std::byte* quants, f16_t* scales) {
   for (int64_t i = 0; i < n; ++i) {
     std::memcpy(quants + static_cast<size_t>(i) * sizeof(Block::qs), blocks[i].qs, sizeof(Block::qs));
     scales[i] = blocks[i].d;
   }
-  if (n % 2 != 0) scales[n] = 0;
 }
-// Takes a row of n blocks of the file's layout apart.
-inline void split_row(DType type, const void* row, int64_t n, std::byte* quants, f16_t* scales) {
-  if (type == DType::q4_0) return split_row(static_cast<const BlockQ4_0*>(row), n, quants, scales);
-  split_row(static_cast<const BlockQ8_0*>(row), n, quants, scales);
+// Takes n blocks of the file's layout apart.
+inline void split_blocks(DType type, const void* blocks, int64_t n, std::byte* quants, f16_t* scales) {
+  if (type == DType::q4_0) return split_blocks(static_cast<const BlockQ4_0*>(blocks), n, quants, scales);
+  split_blocks(static_cast<const BlockQ8_0*>(blocks), n, quants, scales);
+}
+
+// Act::q8 of a row of n activations: n quants (padded to whole blocks of 32), then {scale, scale * sum of quants} a
+// block. x[i] = scale * q[i]; the sum serves weights that are stored with an offset (Q4_0's 8).
+struct Q8Scale {
+  float d;
+  float d_sum;
+};
+constexpr int64_t q8_quants_bytes(int64_t n) {
+  return round_up(n, 32);
+}
+constexpr int64_t q8_row_bytes(int64_t n) {
+  return round_up(q8_quants_bytes(n) + q8_quants_bytes(n) / 32 * static_cast<int64_t>(sizeof(Q8Scale)), 16);
 }
 
 }  // namespace hearth::cuda

@@ -236,23 +236,21 @@ void Uploader::copy(void* device, const void* host, size_t bytes, cudaStream_t s
 
 void Uploader::copy_split(const Matrix& w, void* quants, void* scales, cudaStream_t stream) {
   wait_for(stream);
-  const int64_t blocks = w.cols / 32, stride = scale_stride(w.cols), row_quants = blocks * quant_bytes(w.type);
-  const int64_t staged = row_quants + stride * static_cast<int64_t>(sizeof(f16_t));  // bytes of a row, taken apart
-  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / staged / 2 * 2;    // even: scales stay aligned
-  HEARTH_CHECK(per_buffer > 0, "a row of {} columns", w.cols);
-  const int64_t grain = std::max<int64_t>(1, (256 << 10) / staged);
-  for (int64_t first = 0; first < w.rows; first += per_buffer) {
-    const int64_t count = std::min(per_buffer, w.rows - first);
+  const int64_t block_bytes = traits(w.type).block_bytes, in_quants = quant_bytes(w.type);
+  const int64_t n = w.rows * (w.cols / 32);
+  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / (block_bytes + 2) / 256 * 256;
+  const auto* from = static_cast<const std::byte*>(w.data);
+  for (int64_t first = 0; first < n; first += per_buffer) {
+    const int64_t count = std::min(per_buffer, n - first);
     std::byte* buffer = next_buffer();
-    auto* buffer_scales = reinterpret_cast<f16_t*>(buffer + per_buffer * row_quants);
-    team_->for_chunks(count, grain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t r = begin; r < end; ++r) {
-        split_row(w.type, w.row(first + r), blocks, buffer + r * row_quants, buffer_scales + r * stride);
-      }
+    auto* buffer_scales = reinterpret_cast<f16_t*>(buffer + per_buffer * in_quants);
+    team_->for_chunks(count, 8192, [&](int64_t begin, int64_t end, int) {
+      split_blocks(w.type, from + (first + begin) * block_bytes, end - begin, buffer + begin * in_quants,
+                   buffer_scales + begin);
     });
-    send(static_cast<std::byte*>(quants) + first * row_quants, buffer, static_cast<size_t>(count * row_quants));
-    send(static_cast<f16_t*>(scales) + first * stride, reinterpret_cast<const std::byte*>(buffer_scales),
-         static_cast<size_t>(count * stride) * sizeof(f16_t));
+    send(static_cast<std::byte*>(quants) + first * in_quants, buffer, static_cast<size_t>(count * in_quants));
+    send(static_cast<f16_t*>(scales) + first, reinterpret_cast<const std::byte*>(buffer_scales),
+         static_cast<size_t>(count) * sizeof(f16_t));
     finish_buffer();
   }
   order_after(stream);

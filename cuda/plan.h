@@ -43,34 +43,10 @@ constexpr DownPlan down_plan(int64_t n_embd, int64_t columns_per_tile, int64_t m
   return {tiles, std::clamp<int64_t>(multiprocessors * 4 / tiles, 1, 64)};
 }
 
-// --- rows streamed past a fixed input (row_stream.cuh) ---
-// How a row of n_chunks 16-byte chunks is shared by the warps of a block: `warps_per_row` warps of 32 lanes take
-// `chunks` chunks a lane; rows longer than that take several passes of `tile` chunks.
-struct RowPlan {
-  int warps_per_row = 1;
-  int chunks = 1;
-  int passes = 1;
-  int tile = 0;
-};
-// The shape that leaves the fewest lanes idle; of equals, the one with the best balance of loads in flight and
-// registers.
-constexpr RowPlan row_plan(int64_t n_chunks, int block_warps, int chunk_weights) {
-  constexpr int kLanes = 32, kMaxChunks = 4;
-  constexpr int kOrders[2][4] = {{2, 4, 3, 1}, {1, 2, 3, 4}};  // the input of 32 weights takes many registers
-  RowPlan best;
-  best.passes = static_cast<int>(std::max<int64_t>(1, ceil_div(n_chunks, kLanes * block_warps * kMaxChunks)));
-  const int64_t tile = round_up(ceil_div(n_chunks, best.passes), kLanes);
-  best.tile = static_cast<int>(tile);
-  int64_t fewest = kLanes * block_warps * kMaxChunks + 1;
-  for (const int chunks : kOrders[chunk_weights >= 32 ? 1 : 0]) {
-    for (int warps = 1; warps <= block_warps; warps *= 2) {
-      const int64_t capacity = static_cast<int64_t>(kLanes) * warps * chunks;
-      if (capacity < tile || capacity >= fewest) continue;
-      fewest = capacity;
-      best.warps_per_row = warps, best.chunks = chunks;
-    }
-  }
-  return best;
+// --- matvec ---
+// Rows that one warp computes at once: two share every load of the input, unless that leaves multiprocessors idle.
+constexpr int rows_per_warp(int64_t rows, int64_t multiprocessors) {
+  return rows >= multiprocessors * 64 ? 2 : 1;
 }
 
 // --- quantised weights in a batch: rows that are dequantised at once ---

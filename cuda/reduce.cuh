@@ -20,9 +20,21 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 __device__ __forceinline__ int warp_sum(int v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kAllLanes, v);
+#else
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(kAllLanes, v, offset);
   return v;
+#endif
+}
+// Of values that are not negative: their bits are ordered as they are.
+__device__ __forceinline__ float warp_max_magnitude(float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fabsf(v))));
+#else
+  return warp_max(fabsf(v));
+#endif
 }
 
 // Over the block; every thread gets the result. `shared` holds 32 floats and is free again after the next

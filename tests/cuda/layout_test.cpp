@@ -27,24 +27,6 @@ TEST(AttentionPlan, PiecesCoverTheContextOnceWithinTheGrid) {
   }
 }
 
-TEST(RowPlan, LanesCoverEveryChunkOfARow) {
-  for (const int warps : {8, 16}) {
-    for (int64_t n = 1; n < 9000; n = n < 300 ? n + 1 : n + 37) {
-      const RowPlan p = row_plan(n, warps, n % 2 == 0 ? 8 : 32);
-      ASSERT_TRUE(p.chunks >= 1 && p.chunks <= 4);
-      ASSERT_TRUE(p.warps_per_row >= 1 && warps % p.warps_per_row == 0);
-      ASSERT_GE(p.warps_per_row * 32 * p.chunks, p.tile) << n;
-      ASSERT_GE(static_cast<int64_t>(p.tile) * p.passes, n);
-      ASSERT_LT(static_cast<int64_t>(p.tile) * (p.passes - 1), n);
-      ASSERT_EQ(p.tile % 32, 0);  // halves of a block of 32 weights stay in neighbouring lanes
-    }
-  }
-  const RowPlan f16 = row_plan(4096 / 8, 16, 8), down = row_plan(11008 / 8, 16, 8);
-  EXPECT_EQ(f16.warps_per_row * 32 * f16.chunks, 512);  // no lane idles
-  EXPECT_EQ(down.chunks, 3);
-  EXPECT_EQ(down.warps_per_row, 16);
-}
-
 TEST(DownPlan, TilesCoverTheColumns) {
   for (const int64_t columns : {128, 256, 512, 1024}) {
     for (const int64_t n_embd : {32, 512, 4096, 5120, 8192}) {
@@ -71,32 +53,37 @@ TEST(AdoptedLayout, AlignsScalesAndCountsEveryByte) {
   const AdoptedLayout q4 = adopted_layout(DType::q4_0, 7, 96);  // 21 blocks
   EXPECT_EQ(q4.data_bytes, 21u * 16);
   EXPECT_EQ(q4.scales_offset, 512u);
-  EXPECT_EQ(q4.total_bytes, 768u);  // rows of 3 scales, padded to 4
+  EXPECT_EQ(q4.total_bytes, 768u);
   const AdoptedLayout q8 = adopted_layout(DType::q8_0, 4096, 4096);
   EXPECT_EQ(q8.total_bytes, size_t{4096} * 4096 + size_t{4096} * 128 * 2);
 }
 
 template <typename Block>
-void expect_split(DType type, int64_t n) {
+void expect_split(DType type) {
   std::mt19937 rng(2);
-  std::vector<Block> blocks(static_cast<size_t>(n));
+  std::vector<Block> blocks(37);
   for (Block& b : blocks) {
     b.d = static_cast<f16_t>(rng());
     for (auto& q : b.qs) q = static_cast<std::remove_reference_t<decltype(q)>>(rng());
   }
   std::vector<std::byte> quants(blocks.size() * sizeof(Block::qs));
-  std::vector<f16_t> scales(static_cast<size_t>(scale_stride(32 * n)), 0xFFFF);
-  split_row(type, blocks.data(), n, quants.data(), scales.data());
+  std::vector<f16_t> scales(blocks.size());
+  split_blocks(type, blocks.data(), static_cast<int64_t>(blocks.size()), quants.data(), scales.data());
   for (size_t i = 0; i < blocks.size(); ++i) {
     EXPECT_EQ(scales[i], blocks[i].d);
     EXPECT_EQ(std::memcmp(&quants[i * sizeof(Block::qs)], blocks[i].qs, sizeof(Block::qs)), 0);
   }
-  if (n % 2 != 0) {
-    EXPECT_EQ(scales.back(), 0);
-  }
 }
-TEST(SplitRow, KeepsQuantsAndScalesInOrder) {
-  for (const int64_t n : {1, 36, 37}) expect_split<BlockQ8_0>(DType::q8_0, n), expect_split<BlockQ4_0>(DType::q4_0, n);
+TEST(SplitBlocks, KeepsQuantsAndScalesInOrder) {
+  expect_split<BlockQ8_0>(DType::q8_0);
+  expect_split<BlockQ4_0>(DType::q4_0);
+}
+
+TEST(Q8Rows, AreWholeSixteenByteUnits) {
+  for (const int64_t n : {1, 31, 32, 33, 96, 4096, 11008}) {
+    EXPECT_EQ(q8_row_bytes(n) % 16, 0);
+    EXPECT_GE(q8_row_bytes(n), round_up(n, 32) + ceil_div(n, 32) * 8);
+  }
 }
 
 TEST(NoGpu, IsSaidOnceWithTheReason) {
