@@ -26,17 +26,6 @@ bool is_down(std::string_view name) {
   return name.ends_with(kDown) || is_transposed_down(name);
 }
 
-// llama.cpp's general.file_type (enum llama_ftype): what most of the matrices are. nullopt for a type that it has no
-// number for.
-std::optional<uint32_t> file_type(DType type) {
-  constexpr std::array<std::pair<DType, uint32_t>, 5> table = {
-      {{DType::f32, 0}, {DType::f16, 1}, {DType::q4_0, 2}, {DType::q8_0, 7}, {DType::bf16, 32}}};
-  for (const auto& [dtype, number] : table) {
-    if (dtype == type) return number;
-  }
-  return std::nullopt;
-}
-
 // A matrix whose rows are converted; the others (norms, biases, tables of the RoPE) hold few values that matter much.
 bool is_matrix(const gguf::TensorInfo& t) {
   return t.ne.size() >= 2 && t.name.ends_with(".weight") && t.name.find("_norm") == std::string::npos;
@@ -280,7 +269,7 @@ void write_header(const gguf::File& file, const QuantizeOptions& options, Plan& 
   // Whatever integer type it has in the input.
   if (file.find("general.alignment") != nullptr)
     writer.set("general.alignment", static_cast<uint32_t>(file.alignment()));
-  if (const auto number = file_type(options.type)) writer.set("general.file_type", *number);
+  writer.set("general.file_type", traits(options.type).file_type);
   writer.set("general.quantization_version", kQuantizationVersion);
   for (Job& job : plan.jobs) job.out = writer.add_tensor(job.name, job.type, job.ne);
   writer.begin();

@@ -25,31 +25,12 @@ uint32_t u32(int64_t value) {
   return static_cast<uint32_t>(value);
 }
 
-// llama.cpp's LLAMA_FTYPE numbers: what most of the file is stored as.
-uint32_t file_type(DType type) {
-  switch (type) {
-    case DType::f32:
-      return 0;
-    case DType::f16:
-      return 1;
-    case DType::q4_0:
-      return 2;
-    case DType::q8_0:
-      return 7;
-    case DType::bf16:
-      return 32;
-    default:
-      break;
-  }
-  fail("--type {} is not supported; expected f32, f16, bf16, q8_0 or q4_0", traits(type).name);
-}
-
 void set_metadata(gguf::Writer& w, const SynthOptions& o, const std::vector<double>& law) {
   const SynthShape& s = o.shape;
   const std::string p = s.arch + ".";
   w.set("general.architecture", s.arch);
   w.set("general.name", "synthetic " + s.name);
-  w.set("general.file_type", file_type(o.type));
+  w.set("general.file_type", traits(o.type).file_type);
   if (is_quantized(o.type)) w.set("general.quantization_version", uint32_t{2});
   w.set(p + "context_length", u32(s.n_ctx));
   w.set(p + "embedding_length", u32(s.n_embd));

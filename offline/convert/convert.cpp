@@ -23,24 +23,6 @@ constexpr int64_t kPieceElements = int64_t{1} << 18;  // a thread's piece: 1 MiB
 constexpr int64_t kBlockPieces = 64;                  // pieces between two reports of progress
 constexpr float kF16Max = 65504.0f;
 
-// llama.cpp's numbers for general.file_type.
-uint32_t file_type(DType type) {
-  switch (type) {
-    case DType::f32:
-      return 0;
-    case DType::f16:
-      return 1;
-    case DType::q4_0:
-      return 2;
-    case DType::q8_0:
-      return 7;
-    case DType::bf16:
-      return 32;
-    default:
-      fail("cannot convert to {}; f32, f16, bf16, q8_0 and q4_0 are supported", traits(type).name);
-  }
-}
-
 // Copies rows of one tensor into another type and order. One per thread: it owns the buffers.
 class RowConverter {
  public:
@@ -135,7 +117,7 @@ class Conversion {
   void write_metadata(const std::filesystem::path& directory) {
     write_config(config_, writer_);
     writer_.set("general.name", std::filesystem::weakly_canonical(directory).filename().string());
-    writer_.set("general.file_type", file_type(options_.type));
+    writer_.set("general.file_type", traits(options_.type).file_type);
     writer_.set("general.quantization_version", uint32_t{2});
     write_vocabulary(
         read_hf_tokenizer(directory, config_, options_.pre, [this](std::string_view text) { notice(text); }), writer_);
@@ -195,7 +177,9 @@ Summary convert_checkpoint(const std::filesystem::path& directory, const std::fi
   if (!std::filesystem::is_directory(directory)) {
     fail("'{}' is not a directory; expected a Hugging Face model directory", directory.string());
   }
-  file_type(options.type);
+  if (!traits(options.type).computable()) {
+    fail("cannot convert to {}; f32, f16, bf16, q8_0 and q4_0 are supported", traits(options.type).name);
+  }
   if (options.pre && !text::PreTokenizer::knows(*options.pre)) fail("unknown pre-tokenizer '{}'", *options.pre);
   return Conversion(directory, out, options).run();
 }

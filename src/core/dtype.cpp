@@ -100,16 +100,16 @@ void q4_0_from_float(const float* row, void* out, int64_t n) {
 }
 
 constexpr DTypeTraits listed(uint32_t type, const char* name, int block_size, int block_bytes) {
-  return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr};
+  return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr, 0};
 }
 
 // One row per format. Rows without functions let `inspect` account for the bytes of any GGUF.
 constexpr std::array kTraits = {
-    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float},
-    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float},
-    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float},
-    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float},
-    DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float},
+    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float, 0},
+    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float, 1},
+    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float, 32},
+    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float, 7},
+    DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float, 2},
     listed(3, "q4_1", 32, 20),
     listed(6, "q5_0", 32, 22),
     listed(7, "q5_1", 32, 24),

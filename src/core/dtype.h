@@ -50,6 +50,8 @@ struct DTypeTraits {
   // Row conversions, n a multiple of block_size. Null for types that hearth can list but not compute with.
   void (*to_float)(const void* row, float* out, int64_t n);
   void (*from_float)(const float* row, void* out, int64_t n);
+  uint32_t file_type =
+      0;  // llama.cpp's general.file_type of a model whose matrices are of this type; computable types only
 
   bool computable() const { return to_float != nullptr; }
   bool quantized() const { return computable() && block_size > 1; }
