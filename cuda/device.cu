@@ -9,6 +9,7 @@
 #include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/layout.h"
+#include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
 
 namespace hearth::cuda {
@@ -71,6 +72,11 @@ class CudaDevice final : public Device {
     cuda::argmax(gpu_, logits, n, scratch_.argmax, id);
   }
 
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override { return CudaMailbox::open(gpu_, capacity); }
+  void post(Mailbox& mailbox, const float* x, int64_t n) override { own(mailbox).post(gpu_, x, n); }
+  void collect(Mailbox& mailbox, float* x, int64_t n) override { own(mailbox).collect(gpu_, x, n); }
+  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_.index)); }
+
   bool supports_graphs() const override { return true; }
   void begin_capture() override;
   int end_capture() override;
@@ -81,6 +87,11 @@ class CudaDevice final : public Device {
   void release_bytes(void* data, size_t bytes, Purpose purpose) override;
 
  private:
+  static CudaMailbox& own(Mailbox& mailbox) {
+    auto* m = dynamic_cast<CudaMailbox*>(&mailbox);
+    HEARTH_CHECK(m != nullptr, "a mailbox of another device");
+    return *m;
+  }
   void check_reserved(int64_t T) const;
   bool use_matvec(DType type, int64_t T) const {
     return T <= (is_quantized(type) ? kMatvecTokensQuantized : kMatvecTokens);

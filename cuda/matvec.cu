@@ -38,13 +38,14 @@ __device__ __forceinline__ float start_value(const Part& m, int64_t t, int row) 
 }
 
 template <DType D, int kRows>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) matvec_kernel(const __grid_constant__ MatvecArgs a) {
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, kRows == 1 ? 4 : 3)
+    matvec_kernel(const __grid_constant__ MatvecArgs a) {
   extern __shared__ uint4 shared[];
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int t = static_cast<int>(blockIdx.x) % a.T;
   const int group = static_cast<int>(blockIdx.x) / a.T * kMatvecWarps + warp;
-  RowDots<D, kRows, 4 / kRows> dots;
+  RowDots<D, kRows, kRows == 1 ? 4 : 2> dots;
   dots.live = group < a.n_groups;
   const Part& m = a.part[find_part(a, group)];
   const int first = (group - m.first_group) * kRows;
@@ -121,9 +122,9 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
                       a);
       }
     }
-    const int per_warp = fewest >= 2 ? rows_per_warp(rows, gpu.multiprocessors) : 1;
+    const int per_warp = fewest >= 4 ? rows_per_warp(rows, gpu.multiprocessors) : 1;
     const MatvecArgs a = make_args(parts, in, T, per_warp);
-    launch(gpu, per_warp == 2 ? matvec_kernel<D, 2> : matvec_kernel<D, 1>,
+    launch(gpu, per_warp == 4 ? matvec_kernel<D, 4> : matvec_kernel<D, 1>,
            grid_size(ceil_div(a.n_groups, kMatvecWarps) * T), threads, stage_bytes<D>(cols), a);
   });
 }

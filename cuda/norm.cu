@@ -16,58 +16,96 @@ struct NormKernelArgs {
   float eps;
 };
 
-// Thread i has elements i, i + threads, ...: a warp's 32 elements are then a block of the 8-bit form.
-template <NormKind kKind, int kPerThread>
+template <int kVec>
+struct Elements {
+  float v[kVec];
+};
+template <int kVec>
+__device__ __forceinline__ Elements<kVec> load(const float* p) {
+  Elements<kVec> e;
+  if constexpr (kVec == 4) {
+    const float4 f = __ldcg(reinterpret_cast<const float4*>(p));
+    e = {{f.x, f.y, f.z, f.w}};
+  } else {
+    e.v[0] = __ldcg(p);
+  }
+  return e;
+}
+
+// Four values of a lane, 32 of eight neighbouring lanes, as part of a block of the 8-bit form.
+__device__ __forceinline__ void store_q8_quad(const float (&v)[4], std::byte* row, int n, int quad) {
+  float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+#pragma unroll
+  for (int o = 1; o < 8; o *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, o));
+  const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+  unsigned word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    word |= (static_cast<unsigned>(max(-127, min(127, __float2int_rn(v[i] * inverse)))) & 0xFFu) << (8 * i);
+  }
+  int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
+#pragma unroll
+  for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  if (quad * 4 >= n) return;
+  reinterpret_cast<unsigned*>(row)[quad] = word;
+  const float d = amax / 127.0f;
+  if (quad % 8 == 0) reinterpret_cast<Q8Scale*>(row + q8_quants_bytes(n))[quad / 8] = {d, d * static_cast<float>(sum)};
+}
+
+// Thread i has groups i, i + threads, ... of kVec neighbouring elements.
+template <NormKind kKind, int kVec, int kGroups>
 __global__ void __launch_bounds__(1024, 1) norm_kernel(const __grid_constant__ NormKernelArgs a) {
   __shared__ float shared[2][kWarp];
   grid_trigger();
   const int64_t row = blockIdx.x;
-  constexpr bool kEarly = kPerThread <= 8;  // registers to hold the weights while the input is being made
-  float weight[kEarly ? kPerThread : 1], bias[kEarly ? kPerThread : 1], v[kPerThread];
-  const auto load_weight = [&](int i) { return i < a.n ? a.weight[i] : 0.0f; };
-  const auto load_bias = [&](int i) { return i < a.n && a.bias != nullptr ? a.bias[i] : 0.0f; };
-  if constexpr (kEarly) {
+  const auto at = [&](int k) { return static_cast<int>(threadIdx.x + k * blockDim.x) * kVec; };
+  Elements<kVec> weight[kGroups], bias[kGroups], x[kGroups];
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      weight[k] = load_weight(i), bias[k] = load_bias(i);
-    }
+  for (int k = 0; k < kGroups; ++k) {
+    weight[k] = bias[k] = x[k] = {};
+    if (at(k) < a.n) weight[k] = load<kVec>(a.weight + at(k));
+    if (at(k) < a.n && a.bias != nullptr) bias[k] = load<kVec>(a.bias + at(k));
   }
   grid_wait();
   float sum = 0.0f, mean = 0.0f;
 #pragma unroll
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    v[k] = i < a.n ? __ldcg(a.x + row * a.n + i) : 0.0f;
-    sum += kKind == NormKind::layer ? v[k] : v[k] * v[k];
+  for (int k = 0; k < kGroups; ++k) {
+    if (at(k) < a.n) x[k] = load<kVec>(a.x + row * a.n + at(k));
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) sum += kKind == NormKind::layer ? x[k].v[i] : x[k].v[i] * x[k].v[i];
   }
   sum = block_sum(sum, shared[0]);
   if constexpr (kKind == NormKind::layer) {
     mean = sum / static_cast<float>(a.n);
     float squares = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i < a.n) squares += (v[k] - mean) * (v[k] - mean);
+    for (int k = 0; k < kGroups; ++k) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) squares += at(k) < a.n ? (x[k].v[i] - mean) * (x[k].v[i] - mean) : 0.0f;
     }
     sum = block_sum(squares, shared[1]);
   }
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(a.n) + a.eps);
 #pragma unroll
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    const float y = (v[k] - mean) * scale * (kEarly ? weight[kEarly ? k : 0] : load_weight(i)) +
-                    (kEarly ? bias[kEarly ? k : 0] : load_bias(i));
-    if (i < a.n) a.out[row * a.n + i] = y;
-    if (a.q8 != nullptr && i / 32 * 32 < a.n) store_q8_block(i < a.n ? y : 0.0f, a.q8 + row * a.q8_stride, a.n, i / 32);
+  for (int k = 0; k < kGroups; ++k) {
+    float* out = a.out + row * a.n + at(k);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[k].v[i] = (x[k].v[i] - mean) * scale * weight[k].v[i] + bias[k].v[i];
+    if constexpr (kVec == 4) {
+      if (at(k) < a.n) *reinterpret_cast<float4*>(out) = make_float4(x[k].v[0], x[k].v[1], x[k].v[2], x[k].v[3]);
+      if (a.q8 != nullptr) store_q8_quad(x[k].v, a.q8 + row * a.q8_stride, a.n, at(k) / 4);
+    } else {
+      if (at(k) < a.n) *out = x[k].v[0];
+    }
   }
 }
 
 template <NormKind kKind>
-auto choose_kernel(int64_t per_thread) {
-  if (per_thread <= 4) return norm_kernel<kKind, 4>;
-  if (per_thread <= 8) return norm_kernel<kKind, 8>;
-  return norm_kernel<kKind, 16>;
+auto choose_kernel(bool vectors, int64_t groups) {
+  if (!vectors) return norm_kernel<kKind, 1, 16>;
+  if (groups <= 1) return norm_kernel<kKind, 4, 1>;
+  if (groups <= 2) return norm_kernel<kKind, 4, 2>;
+  return norm_kernel<kKind, 4, 4>;
 }
 
 __global__ void quantize_kernel(const float* x, int64_t n_blocks, int64_t n, std::byte* q8, int64_t q8_stride) {
@@ -83,9 +121,13 @@ __global__ void quantize_kernel(const float* x, int64_t n_blocks, int64_t n, std
 }  // namespace
 
 void norm(const Gpu& gpu, const NormArgs& a, const float* x, int64_t T, Act out) {
-  const int threads = static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(a.n, 4), kWarp), kWarp, 1024));
-  const int64_t per_thread = ceil_div(a.n, threads);
-  if (per_thread > 16) fail("rows of {} elements cannot be normalised on the GPU; the longest possible is 16384", a.n);
+  constexpr int64_t kThreads = 1024, kLongest = 16 * kThreads;
+  if (a.n > kLongest) {
+    fail("rows of {} elements cannot be normalised on the GPU; the longest possible is {}", a.n, kLongest);
+  }
+  HEARTH_CHECK(out.q8 == nullptr || a.n % 32 == 0, "the 8-bit form of {} elements", a.n);
+  const bool vectors = a.n % 4 == 0;
+  const int64_t groups = vectors ? a.n / 4 : a.n, threads = std::min(kThreads, round_up(groups, kWarp));
   const NormKernelArgs args{x,
                             a.weight.data,
                             a.bias.data,
@@ -94,9 +136,10 @@ void norm(const Gpu& gpu, const NormArgs& a, const float* x, int64_t T, Act out)
                             q8_row_bytes(a.n),
                             static_cast<int>(a.n),
                             a.eps};
-  const auto kernel =
-      a.kind == NormKind::rms ? choose_kernel<NormKind::rms>(per_thread) : choose_kernel<NormKind::layer>(per_thread);
-  launch(gpu, kernel, grid_size(T), threads, 0, args);
+  const int64_t per_thread = ceil_div(groups, threads);
+  const auto kernel = a.kind == NormKind::rms ? choose_kernel<NormKind::rms>(vectors, per_thread)
+                                              : choose_kernel<NormKind::layer>(vectors, per_thread);
+  launch(gpu, kernel, grid_size(T), static_cast<int>(threads), 0, args);
 }
 
 void quantize_rows(const Gpu& gpu, const float* x, int64_t T, int64_t n, void* q8) {

@@ -44,9 +44,9 @@ constexpr DownPlan down_plan(int64_t n_embd, int64_t columns_per_tile, int64_t m
 }
 
 // --- matvec ---
-// Rows that one warp computes at once: two share every load of the input, unless that leaves multiprocessors idle.
+// Rows that one warp computes at once: four share every load of the input, unless that leaves multiprocessors idle.
 constexpr int rows_per_warp(int64_t rows, int64_t multiprocessors) {
-  return rows >= multiprocessors * 64 ? 2 : 1;
+  return rows >= multiprocessors * 64 ? 4 : 1;
 }
 
 // --- quantised weights in a batch: rows that are dequantised at once ---
