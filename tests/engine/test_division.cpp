@@ -57,6 +57,7 @@ Placement placement_of(const Division& d, const model::Config& c, std::mt19937& 
 struct Case {
   test::ZooModel model;
   DType type;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.model.name << "/" << traits(c.type).name; }
 };
 
 class Divided : public testing::TestWithParam<Case> {};

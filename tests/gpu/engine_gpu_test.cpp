@@ -18,6 +18,7 @@ using engine::Sparsity;
 struct Case {
   test::ZooModel model;
   DType type;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.model.name << "/" << traits(c.type).name; }
 };
 
 class GpuEngine : public testing::TestWithParam<Case> {
