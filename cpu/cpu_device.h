@@ -25,6 +25,7 @@ class CpuDevice final : public HostDevice {
   void rope_kv(const RopeKvArgs& args, int64_t T) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
 
@@ -66,7 +67,10 @@ class CpuDevice final : public HostDevice {
   void ffn_down_one(const FfnShard& shard, float* y);
   void ffn_down_batch(const FfnShard& shard, int64_t T, float* y);
   void ffn_active(const FfnShard& shard, Act in, int64_t begin, int64_t end, float* sum) const;
-  int32_t ffn_select(const FfnShard& shard, const SparseArgs& sparse, Act in);
+  // Evaluates the gates of neurons [begin, end), or of the predicted ones.
+  int32_t ffn_select(const FfnShard& shard, const SparseArgs& sparse, int64_t begin, int64_t end, Act in);
+  void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
+  void sign_scores(const Predictor& predictor, const float* in, float* score);
   void sum_lanes(int64_t n_lanes, int64_t n_embd, float* y);
 
   void attend_one(const AttentionArgs& args, float* out);

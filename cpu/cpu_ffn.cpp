@@ -97,11 +97,16 @@ void CpuDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, f
   matmul({&down, 1}, hidden, T);
 }
 
-// Evaluates the gates; returns how many neurons are active. Their ids, ascending, are then in ids_ and their
+// Returns how many neurons are active. Their ids, ascending (from 0 at neuron `from`), are then in ids_ and their
 // activations in values_.
-int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, Act in) {
-  const int64_t n = sparse.predicted != nullptr ? *sparse.n_predicted : s.n();
+int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, int64_t from, int64_t to, Act in) {
+  const int64_t n = sparse.predicted != nullptr ? *sparse.n_predicted : to - from;
   HEARTH_CHECK(n >= 0 && n <= s.n(), "{} predicted neurons of {}", n, s.n());
+  if (sparse.gate_values != nullptr) {
+    std::copy_n(sparse.predicted, n, reinterpret_cast<int32_t*>(scratch(ids_, n)));
+    std::copy_n(sparse.gate_values, n, scratch(values_, n));
+    return static_cast<int32_t>(n);
+  }
   const bool quantized = is_quantized(s.gate.type);
   HEARTH_CHECK(!quantized || in.q8 != nullptr, "quantised weights need the 8-bit form of their input");
   const void* x = quantized ? in.q8 : in.x;
@@ -112,11 +117,12 @@ int32_t CpuDevice::ffn_select(const FfnShard& s, const SparseArgs& sparse, Act i
   // Each piece compacts its own neurons in place; the pieces are then moved together in order.
   team_.for_chunks(n, kSelectRows, [&](int64_t begin, int64_t end, int) {
     const int32_t* listed = sparse.predicted != nullptr ? sparse.predicted + begin : nullptr;
-    const RowsView rows{listed != nullptr ? s.gate.data : s.gate.row(begin), s.gate.row_size(), listed, end - begin};
+    const RowsView rows{listed != nullptr ? s.gate.data : s.gate.row(from + begin), s.gate.row_size(), listed,
+                        end - begin};
     k_.dot_rows[index(s.gate.type)](rows, nullptr, s.gate.cols, x, 0, 1, z + begin, 0);
     const auto id = [&](int64_t i) { return listed != nullptr ? listed[i - begin] : static_cast<int32_t>(i); };
     if (s.gate_bias) {
-      for (int64_t i = begin; i < end; ++i) z[i] += s.gate_bias.data[id(i)];
+      for (int64_t i = begin; i < end; ++i) z[i] += s.gate_bias.data[from + id(i)];
     }
     k_.activate(static_cast<int>(s.act), s.act_threshold, z + begin, nullptr, false, end - begin, z + begin);
     int64_t out = begin;
@@ -178,7 +184,8 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   HEARTH_CHECK(in.q8 != nullptr || !(s.up && is_quantized(s.up.type)),
                "quantised weights need the 8-bit form of their input");
   const int64_t n_embd = s.down_t.cols;
-  const int32_t n_active = ffn_select(s, sparse, in);
+  if (s.n() > s.n_whole()) post_gates(s, sparse, in);
+  const int32_t n_active = ffn_select(s, sparse, 0, s.n_whole(), in);
   if (sparse.active_ids != nullptr) std::copy_n(ids_.as<int32_t>(), n_active, sparse.active_ids);
   if (sparse.n_active != nullptr) *sparse.n_active = n_active;
   add_bias(y_bias, 1, y);
@@ -190,6 +197,15 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
     ffn_active(s, in, lanes.begin(lane), lanes.begin(lane + 1), sum);
   });
   sum_lanes(lanes.n_lanes, n_embd, y);
+  if (sparse.collect != nullptr) host(*sparse.collect).collect(y, n_embd);
+}
+
+// Hands over the active ones of the gate rows whose neurons the CPU has. (A CPU device in a GPU's place.)
+void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
+  HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
+  const auto n = static_cast<size_t>(ffn_select(s, sparse, s.n_whole(), s.n(), in));
+  host(*sparse.hand_off.mailbox)
+      .post(sparse.hand_off.x, sparse.hand_off.n, {ids_.as<int32_t>(), n}, values_.as<float>());
 }
 
 }  // namespace hearth::cpu

@@ -43,7 +43,9 @@ class HostDevice : public Device {
   Vector adopt(const Vector& host) override { return host; }
   size_t adopted_bytes(const Matrix&) const override { return 0; }
 
-  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override { return std::make_unique<HostMailbox>(capacity); }
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {
+    return std::make_unique<HostMailbox>(capacity, max_ids);
+  }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { host(mailbox).post(x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
 
@@ -62,12 +64,12 @@ class HostDevice : public Device {
     used_[static_cast<size_t>(purpose)] -= bytes;
   }
 
- private:
   static HostMailbox& host(Mailbox& mailbox) {
     auto* h = dynamic_cast<HostMailbox*>(&mailbox);
     HEARTH_CHECK(h != nullptr, "a mailbox of another device");
     return *h;
   }
+ private:
   static void copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }

@@ -247,9 +247,28 @@ class ReferenceDevice final : public HostDevice {
     for (int64_t i = 0; i < T * n_embd; ++i) y[i] = static_cast<float>(y[i] + sum[static_cast<size_t>(i)]);
   }
 
+  void predict(const Predictor& p, Act in, const PredictArgs& args) override {
+    const std::vector<double> score = scores(p, in);
+    std::vector<int32_t> first, rest;
+    for (int64_t k = 0; k < p.n(); ++k) {
+      if (!(score[static_cast<size_t>(k)] > p.threshold.data[k])) continue;
+      (k < args.n_first ? first : rest).push_back(static_cast<int32_t>(k < args.n_first ? k : k - args.n_first));
+    }
+    const auto store = [](const std::vector<int32_t>& ids, const NeuronList& list) {
+      std::copy(ids.begin(), ids.end(), list.ids);
+      *list.count = static_cast<int32_t>(ids.size());
+    };
+    if (args.n_first > 0) store(first, args.first);
+    const HandOff& h = args.hand_off;
+    if (h.mailbox != nullptr) return host(*h.mailbox).post(h.x, h.n, rest);
+    if (args.n_first < p.n()) store(rest, args.rest);
+  }
+
   void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
     HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
-    std::vector<int32_t> candidates(static_cast<size_t>(sparse.predicted != nullptr ? *sparse.n_predicted : s.n()));
+    if (s.n() > s.n_whole()) post_gates(s, sparse, in);
+    std::vector<int32_t> candidates(
+        static_cast<size_t>(sparse.predicted != nullptr ? *sparse.n_predicted : s.n_whole()));
     if (sparse.predicted != nullptr) {
       std::copy_n(sparse.predicted, candidates.size(), candidates.begin());
     } else {
@@ -257,18 +276,22 @@ class ReferenceDevice final : public HostDevice {
     }
     std::vector<double> sum(static_cast<size_t>(s.gate.cols));
     int32_t n_active = 0;
-    for (const int32_t k : candidates) {
-      const auto z = static_cast<float>(gate(s, k, in, 0));
-      if (!(std::fabs(static_cast<float>(activate(s.act, s.act_threshold, z))) > sparse.threshold)) continue;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const int32_t k = candidates[i];
+      const float g = sparse.gate_values != nullptr
+                          ? sparse.gate_values[i]
+                          : static_cast<float>(activate(s.act, s.act_threshold, static_cast<float>(gate(s, k, in, 0))));
+      if (!(std::fabs(g) > sparse.threshold)) continue;
       if (sparse.active_ids != nullptr) sparse.active_ids[n_active] = k;
       ++n_active;
-      const double v = neuron(s, k, z, in, 0);
+      const double v = value_of(s, k, g, in, 0);
       const std::vector<float> row = weight_row(s.down_t, k);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += v * row[i];
+      for (size_t c = 0; c < sum.size(); ++c) sum[c] += v * row[c];
     }
     if (sparse.n_active != nullptr) *sparse.n_active = n_active;
     if (y_bias) add_bias(y_bias, 1, y);
     for (size_t i = 0; i < sum.size(); ++i) y[i] = static_cast<float>(y[i] + sum[i]);
+    if (sparse.collect != nullptr) host(*sparse.collect).collect(y, static_cast<int64_t>(sum.size()));
   }
 
   void argmax(const float* logits, int64_t n, int32_t* id) override {
@@ -290,6 +313,52 @@ class ReferenceDevice final : public HostDevice {
     }
   }
 
+  std::vector<double> scores(const Predictor& p, Act in) const {
+    std::vector<double> score(static_cast<size_t>(p.n()));
+    if (p.signs != nullptr) {
+      const int64_t n_embd = p.n_signs;
+      for (int64_t k = 0; k < p.n(); ++k) {
+        const uint32_t* row = p.signs + k * ((n_embd + 31) / 32);
+        for (int64_t c = 0; c < n_embd; ++c) {
+          const bool negative = (row[c / 32] >> (c % 32) & 1) != 0;
+          score[static_cast<size_t>(k)] += negative == (in.x[c] < 0) ? 1 : -1;
+        }
+      }
+      return score;
+    }
+    const int64_t rank = p.fc2.cols;
+    std::vector<float> hidden(static_cast<size_t>(rank));
+    std::vector<std::byte> q8(q8_bytes(rank));
+    Act h = in;
+    if (p.fc1) {
+      for (int64_t r = 0; r < rank; ++r) {
+        const double v = dot(weight_row(p.fc1, r), input_row(in, 0, p.fc1.cols, p.fc1.type)) +
+                         (p.fc1_bias ? p.fc1_bias.data[r] : 0.0);
+        hidden[static_cast<size_t>(r)] = static_cast<float>(p.relu && v < 0 ? 0 : v);
+      }
+      h = {hidden.data(), is_quantized(p.fc2.type) ? q8.data() : nullptr};
+      quantize_rows(h, 1, rank);
+    }
+    for (int64_t k = 0; k < p.n(); ++k) {
+      score[static_cast<size_t>(k)] = dot(weight_row(p.fc2, k), input_row(h, 0, rank, p.fc2.type));
+    }
+    return score;
+  }
+
+  // Hands over the active ones of the gate rows whose neurons the CPU has.
+  static void post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
+    HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
+    std::vector<int32_t> ids;
+    std::vector<float> values;
+    for (int64_t k = s.n_whole(); k < s.n(); ++k) {
+      const auto g = static_cast<float>(activate(s.act, s.act_threshold, static_cast<float>(gate(s, k, in, 0))));
+      if (!(std::fabs(g) > sparse.threshold)) continue;
+      ids.push_back(static_cast<int32_t>(k - s.n_whole()));
+      values.push_back(g);
+    }
+    host(*sparse.hand_off.mailbox).post(sparse.hand_off.x, sparse.hand_off.n, ids, values.data());
+  }
+
   static double gate(const FfnShard& s, int64_t k, Act in, int64_t t) {
     const double bias = s.gate_bias ? s.gate_bias.data[k] : 0.0;
     return dot(weight_row(s.gate, k), input_row(in, t, s.gate.cols, s.gate.type)) + bias;
@@ -297,7 +366,11 @@ class ReferenceDevice final : public HostDevice {
 
   // The value of neuron k whose gate's pre-activation is z.
   static float neuron(const FfnShard& s, int64_t k, float z, Act in, int64_t t) {
-    double value = activate(s.act, s.act_threshold, z);
+    return value_of(s, k, activate(s.act, s.act_threshold, z), in, t);
+  }
+
+  // The same from the gate's activation.
+  static float value_of(const FfnShard& s, int64_t k, double value, Act in, int64_t t) {
     if (!s.up) return static_cast<float>(value);
     double u = dot(weight_row(s.up, k), input_row(in, t, s.up.cols, s.up.type)) + (s.up_bias ? s.up_bias.data[k] : 0.0);
     if (s.up_relu) u = u > 0 ? u : 0;

@@ -66,13 +66,16 @@ class CudaDevice final : public Device {
   void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override {
     check_reserved(1);
     cuda::argmax(gpu_, logits, n, scratch_.argmax, id);
   }
 
-  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override { return CudaMailbox::open(gpu_, capacity); }
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {
+    return CudaMailbox::open(gpu_, capacity, max_ids);
+  }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { own(mailbox).post(gpu_, x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { own(mailbox).collect(gpu_, x, n); }
   void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_.index)); }
@@ -96,6 +99,7 @@ class CudaDevice final : public Device {
   bool use_matvec(DType type, int64_t T) const {
     return T <= (is_quantized(type) ? kMatvecTokensQuantized : kMatvecTokens);
   }
+  void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
   // gate, up and activation into scratch; returns where the neurons' values are.
   Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
 
@@ -325,13 +329,50 @@ void CudaDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, 
   }
 }
 
+void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
+  check_reserved(1);
+  HEARTH_CHECK(p.n() <= limits_.n_ff && p.fc2.cols <= limits_.n_ff);
+  float* score = scratch_.gate;
+  if (p.signs != nullptr) {
+    sign_scores(gpu_, p, in.x, score);
+  } else {
+    Act h = in;
+    if (p.fc1) {
+      h = {scratch_.up, is_quantized(p.fc2.type) ? scratch_.hidden_q8 : nullptr};
+      const MatmulPart first{.w = p.fc1, .bias = p.fc1_bias, .y = h.x};
+      matmul({&first, 1}, in, 1);
+      if (p.relu) relu(gpu_, h.x, p.fc1.rows);
+      if (h.q8 != nullptr) quantize_rows(gpu_, h.x, 1, p.fc1.rows, h.q8);
+    }
+    const MatmulPart second{.w = p.fc2, .y = score};
+    matmul({&second, 1}, h, 1);
+  }
+  const HandOff& hand_off = args.hand_off;
+  const NeuronList rest = hand_off.mailbox != nullptr ? NeuronList{scratch_.ids, scratch_.count} : args.rest;
+  list_predicted(gpu_, p, score, args.n_first, args.first, rest);
+  if (hand_off.mailbox != nullptr) own(*hand_off.mailbox).post(gpu_, hand_off.x, hand_off.n, rest, nullptr);
+}
+
 void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
   check_reserved(1);
   HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
   HEARTH_CHECK(s.n() <= limits_.n_ff);
+  if (s.n() > s.n_whole()) post_gates(s, sparse, in);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
   ffn_select(gpu_, s, sparse, in, scratch);
   down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, y);
+  if (sparse.collect != nullptr) collect(*sparse.collect, y, s.down_t.cols);
+}
+
+// Hands over the active ones of the gate rows whose neurons the CPU has.
+void CudaDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
+  HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
+  const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
+  SparseArgs gates;
+  gates.threshold = sparse.threshold;
+  ffn_select(gpu_, gate_rows(s, s.n_whole(), s.n()), gates, in, scratch);
+  const HandOff& h = sparse.hand_off;
+  own(*h.mailbox).post(gpu_, h.x, h.n, {scratch.ids, scratch.count}, scratch.value);
 }
 
 // --- graphs ---

@@ -2,6 +2,7 @@
 // then up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
 #include "cuda/activation.cuh"
 #include "cuda/kernels.cuh"
+#include "cuda/layout.h"
 #include "cuda/row_dots.cuh"
 
 namespace hearth::cuda {
@@ -116,7 +117,29 @@ void row_list(const Gpu& gpu, const RowListArgs& args) {
 
 }  // namespace
 
+FfnShard gate_rows(const FfnShard& s, int64_t begin, int64_t end) {
+  FfnShard part;
+  part.act = s.act, part.act_threshold = s.act_threshold;
+  part.gate = s.gate;
+  part.gate.rows = end - begin;
+  part.gate.data = static_cast<const std::byte*>(s.gate.data) +
+                   begin * s.gate.cols / traits(s.gate.type).block_size *
+                       (is_quantized(s.gate.type) ? quant_bytes(s.gate.type)
+                                                  : static_cast<int64_t>(row_bytes(s.gate.type, 1)));
+  if (s.gate.scales != nullptr) {
+    part.gate.scales = static_cast<const std::byte*>(s.gate.scales) + begin * s.gate.cols / 32 * 2;
+  }
+  if (s.gate_bias) part.gate_bias = {s.gate_bias.data + begin, end - begin};
+  return part;
+}
+
 void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, Act in, const SparseScratch& scratch) {
+  if (s.n() > s.n_whole()) {
+    FfnShard whole = gate_rows(s, 0, s.n_whole());
+    whole.up = s.up, whole.up_bias = s.up_bias, whole.up_relu = s.up_relu;
+    return ffn_select(gpu, whole, sparse, in, scratch);
+  }
+  if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
   row_list<true>(gpu, {s.gate, neuron_args(s), in, sparse.predicted, sparse.n_predicted, scratch.gate});
   launch(gpu, compact_kernel, 1, kCompactThreads, 0,
          CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, s.n(), sparse.threshold, scratch.value,

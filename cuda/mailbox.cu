@@ -29,21 +29,38 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
   return t;
 }
 
-// request[0..n) = x, then posted = ++number, by the block that finishes last.
-__global__ void __launch_bounds__(kThreads)
-    post_kernel(const float* x, float* request, int64_t n, Counters* c, uint32_t* posted) {
+struct PostArgs {
+  const float* x;
+  int64_t n;
+  NeuronList list;      // ids null: none
+  const float* values;  // or null
+  float* request;       // the mailbox's memory, from here on
+  int32_t* n_ids;
+  int32_t* ids;
+  float* ids_values;
+  uint32_t* posted;
+  Counters* counters;
+};
+
+// Copies x and the list into the mailbox, then posted = ++number, by the block that finishes last.
+__global__ void __launch_bounds__(kThreads) post_kernel(const __grid_constant__ PostArgs a) {
   grid_trigger();
   grid_wait();
-  const int64_t begin = blockIdx.x * kFloatsPerBlock;
-  const int64_t end = min(n, begin + kFloatsPerBlock);
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) request[i] = x[i];
+  const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x, step = gridDim.x * int64_t{kThreads};
+  for (int64_t i = first; i < a.n; i += step) a.request[i] = __ldcg(a.x + i);
+  const int count = a.list.ids != nullptr ? __ldcg(a.list.count) : 0;
+  for (int64_t i = first; i < count; i += step) {
+    a.ids[i] = __ldcg(a.list.ids + i);
+    if (a.values != nullptr) a.ids_values[i] = __ldcg(a.values + i);
+  }
+  if (first == 0) *a.n_ids = count;
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (atomicAdd(&c->arrived, 1u) != gridDim.x - 1) return;
-  c->arrived = 0;
-  __threadfence();
-  store_release_system(posted, ++c->number);
+  if (atomicAdd(&a.counters->arrived, 1u) != gridDim.x - 1) return;
+  a.counters->arrived = 0;
+  __threadfence_system();
+  store_release_system(a.posted, ++a.counters->number);
 }
 
 // Waits until answered has reached number, then x += answer. A CPU that stays silent, or that says it failed, is not
@@ -72,47 +89,35 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) x[i] += __ldcv(answer + i);
 }
 
-size_t floats_offset() {
-  return sizeof(MailboxMemory);
-}
-size_t floats_bytes(int64_t capacity) {
-  return (static_cast<size_t>(capacity) * sizeof(float) + 255) / 256 * 256;
-}
-
 }  // namespace
 
 struct CudaMailbox::Memory {
   PinnedMemory host;
   DeviceMemory counters;
-  MailboxMemory* flags = nullptr;
-  float* request = nullptr;
-  float* answer = nullptr;
 };
 
-std::unique_ptr<CudaMailbox> CudaMailbox::open(const Gpu& gpu, int64_t capacity) {
+std::unique_ptr<CudaMailbox> CudaMailbox::open(const Gpu& gpu, int64_t capacity, int64_t max_ids) {
   const CurrentDevice current(gpu.index);
   auto m = std::make_shared<Memory>();
-  m->host = make_pinned(floats_offset() + 2 * floats_bytes(capacity));
-  auto* base = static_cast<std::byte*>(static_cast<void*>(m->host));
-  m->flags = new (base) MailboxMemory;
-  m->request = reinterpret_cast<float*>(base + floats_offset());
-  m->answer = reinterpret_cast<float*>(base + floats_offset() + floats_bytes(capacity));
+  m->host = make_pinned(MailboxLayout(capacity, max_ids).total);
+  auto* host = static_cast<std::byte*>(static_cast<void*>(m->host));
   void* counters = nullptr;
   CUDA_CHECK(cudaMalloc(&counters, sizeof(Counters)));
   m->counters = DeviceMemory(counters);
   CUDA_CHECK(cudaMemset(counters, 0, sizeof(Counters)));
-  return std::unique_ptr<CudaMailbox>(new CudaMailbox(std::move(m), capacity));
+  return std::unique_ptr<CudaMailbox>(new CudaMailbox(std::move(m), host, capacity, max_ids));
 }
 
-CudaMailbox::CudaMailbox(std::shared_ptr<Memory> memory, int64_t capacity)
-    : Mailbox(memory->flags, memory->request, memory->answer, capacity, memory), memory_(memory) {}
+CudaMailbox::CudaMailbox(std::shared_ptr<Memory> memory, std::byte* host, int64_t capacity, int64_t max_ids)
+    : Mailbox(std::shared_ptr<std::byte>(memory, host), capacity, max_ids), memory_(memory) {}
 
-void CudaMailbox::post(const Gpu& gpu, const float* x, int64_t n) {
+void CudaMailbox::post(const Gpu& gpu, const float* x, int64_t n, NeuronList list, const float* values) {
   HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
   const unsigned blocks = grid_size((n + kFloatsPerBlock - 1) / kFloatsPerBlock);
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  launch(gpu, post_kernel, dim3(blocks), kThreads, 0, x, request_, n, counters,
-         reinterpret_cast<uint32_t*>(&flags_->posted.value));
+  auto* posted = reinterpret_cast<uint32_t*>(&flags_->posted.value);
+  launch(gpu, post_kernel, dim3(blocks), kThreads, 0,
+         PostArgs{x, n, list, values, request_, n_ids_, ids_, values_, posted, counters});
 }
 
 void CudaMailbox::collect(const Gpu& gpu, float* x, int64_t n) {

@@ -46,6 +46,9 @@ class CountingDevice final : public Device {
   void rope_kv(const RopeKvArgs& args, int64_t T) override { inner_.rope_kv(args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override { inner_.attention(args, T, out); }
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override {
+    inner_.predict(predictor, in, args);
+  }
   // Not used while profiling: sparse steps do not compute what is to be counted.
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override { inner_.argmax(logits, n, id); }

@@ -22,7 +22,7 @@ const char* to_string(Purpose purpose) {
   return "?";
 }
 
-std::unique_ptr<Mailbox> Device::open_mailbox(int64_t /*capacity*/) {
+std::unique_ptr<Mailbox> Device::open_mailbox(int64_t /*capacity*/, int64_t /*max_ids*/) {
   fail("{} cannot hand work to the CPU", name());
 }
 void Device::post(Mailbox& /*mailbox*/, const float* /*x*/, int64_t /*n*/) {

@@ -115,6 +115,48 @@ struct FfnShard {
   float act_threshold = 0.0f;  // fat_relu's
   bool up_relu = false;        // dReLU: up_act = relu
   int64_t n() const { return gate.rows; }
+  // Neurons whose up and down rows are here too: all, except in a shard that holds gate rows of the CPU's neurons
+  // behind those of its own (see SparseArgs::hand_off).
+  int64_t n_whole() const { return down_t ? down_t.rows : gate.rows; }
+};
+
+// How to tell from a layer's input which of its neurons will fire, without reading their gate rows.
+//   h = fc1 in + fc1_bias, relu'd if `relu`;   score = fc2 h;   neuron k is predicted when score[k] > threshold[k]
+// Without fc1, fc2 multiplies the input itself: a low-bit copy of the gate. With `signs` instead of both, the score
+// counts agreeing signs: n_signs - 2 popcount(signs[k] ^ signs of in), bit c set where element c is negative
+// (SparseInfer, arXiv 2411.12692).
+struct Predictor {
+  Matrix fc1;                       // [rank][n_embd], or empty
+  Vector fc1_bias;                  // [rank], or empty
+  bool relu = false;                // between the two
+  Matrix fc2;                       // [n][rank]; without fc1 [n][n_embd]
+  const uint32_t* signs = nullptr;  // [n][ceil(n_signs / 32)], bit c % 32 of word c / 32
+  int64_t n_signs = 0;              // n_embd, with `signs`
+  Vector threshold;                 // [n]
+  int64_t n() const { return threshold.n; }
+  explicit operator bool() const { return static_cast<bool>(threshold); }
+};
+
+// Ids of neurons, ascending, and how many there are, in the device's memory.
+struct NeuronList {
+  int32_t* ids = nullptr;
+  int32_t* count = nullptr;
+};
+
+// What goes to the CPU along with a list of its neurons: x [n], posted in `mailbox` (null: nothing is posted).
+struct HandOff {
+  Mailbox* mailbox = nullptr;
+  const float* x = nullptr;
+  int64_t n = 0;
+};
+
+// Where the predicted neurons are listed: rows [0, n_first) of the predictor in `first`; the others, numbered from 0
+// again, in `rest`, or in the hand-off where there is one.
+struct PredictArgs {
+  int64_t n_first = 0;
+  NeuronList first;  // room for n_first ids
+  NeuronList rest;   // room for n - n_first ids; unused with a hand-off
+  HandOff hand_off;
 };
 
 // Which neurons an FFN computes.
@@ -122,8 +164,15 @@ struct SparseArgs {
   float threshold = 0.0f;  // a neuron is active when |act(gate)| > threshold; 0 loses nothing for ReLU families
   const int32_t* predicted = nullptr;  // ids whose gate is evaluated; null = all (exact mode)
   const int32_t* n_predicted = nullptr;
-  int32_t* active_ids = nullptr;  // out, optional: ids of the active neurons, ascending, [n]
-  int32_t* n_active = nullptr;    // out, optional: their number
+  const float* gate_values = nullptr;  // [n_predicted] act(gate) of the predicted, all active: no gate row is read
+  int32_t* active_ids = nullptr;       // out, optional: ids of the active neurons, ascending, [n]
+  int32_t* n_active = nullptr;         // out, optional: their number (of the shard's whole neurons)
+  // For gate rows at the end of the shard whose up and down rows the CPU has: ids (from 0) and act(gate) of the active
+  // ones are posted, as soon as they are known. Set if and only if shard.n() > shard.n_whole(); needs all gates
+  // (predicted null).
+  HandOff hand_off;
+  // y also gets the CPU's answer to the last hand-off, in the same pass over y (as collect() does).
+  Mailbox* collect = nullptr;
 };
 
 // Owns a piece of device memory. Move-only; frees on destruction. Must not outlive its device.
@@ -189,14 +238,17 @@ class Device {
   virtual void attention(const AttentionArgs& args, int64_t T, Act out) = 0;  // out [T][n_head * head_dim]
   // y[t] += FFN(in[t]) over all neurons of the shard. y_bias (down's bias) is added too when set.
   virtual void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) = 0;
+  // One token: the neurons that `predictor` names. `in` is the predictor's input.
+  virtual void predict(const Predictor& predictor, Act in, const PredictArgs& args) = 0;
   // One token: gate first, then up and down of the active neurons alone. Needs down_t.
   virtual void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) = 0;
   // id[0] = the smallest index of the largest of n logits. NaN never wins.
   virtual void argmax(const float* logits, int64_t n, int32_t* id) = 0;
 
   // --- hand-offs to the CPU (core/mailbox.h); devices that cannot refuse to open one ---
-  virtual std::unique_ptr<Mailbox> open_mailbox(int64_t capacity);
-  // Posts n floats; the CPU may read them from then on.
+  // Room for `capacity` floats each way, and for a list of `max_ids` neurons.
+  virtual std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids);
+  // Posts n floats and no neurons; the CPU may read them from then on.
   virtual void post(Mailbox& mailbox, const float* x, int64_t n);
   // Waits for the answer to the last post, then x += answer.
   virtual void collect(Mailbox& mailbox, float* x, int64_t n);

@@ -1,5 +1,6 @@
 #include "core/mailbox.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -12,13 +13,6 @@
 
 namespace hearth {
 namespace {
-
-size_t request_offset() {
-  return sizeof(MailboxMemory);
-}
-size_t answer_offset(int64_t capacity) {
-  return (request_offset() + static_cast<size_t>(capacity) * sizeof(float) + 63) / 64 * 64;
-}
 
 // Polls until `flag` has reached `number`. False when the other side failed or the patience is over.
 bool wait_for(const std::atomic<uint32_t>& flag, uint32_t number, const std::atomic<uint32_t>& failed) {
@@ -38,30 +32,58 @@ bool wait_for(const std::atomic<uint32_t>& flag, uint32_t number, const std::ato
 
 }  // namespace
 
-const float* Mailbox::wait_request() {
+MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
+  size_t at = sizeof(MailboxMemory);
+  const auto add = [&at](int64_t n) {
+    const size_t begin = at;
+    at += (static_cast<size_t>(n) * 4 + 255) / 256 * 256;
+    return begin;
+  };
+  n_ids = add(1), x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
+  total = at;
+}
+
+Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t max_ids)
+    : flags_(new (memory.get()) MailboxMemory), capacity_(capacity), max_ids_(max_ids), memory_(std::move(memory)) {
+  const MailboxLayout l(capacity, max_ids);
+  std::byte* base = memory_.get();
+  request_ = reinterpret_cast<float*>(base + l.x), answer_ = reinterpret_cast<float*>(base + l.answer);
+  n_ids_ = reinterpret_cast<int32_t*>(base + l.n_ids), ids_ = reinterpret_cast<int32_t*>(base + l.ids);
+  values_ = reinterpret_cast<float*>(base + l.values);
+}
+
+MailboxRequest Mailbox::wait_request() {
   ++served_;
   if (!wait_for(flags_->posted.value, served_, flags_->failed.value)) {
     abandon();
     fail("the device has not asked for its next layer in {} s; it may have stopped", kPatience.count());
   }
-  return request_;
+  return {request_, ids_, values_, n_ids_};
 }
 
 void Mailbox::answer() {
   flags_->answered.value.store(served_, std::memory_order_release);
 }
 
-HostMailbox::HostMailbox(int64_t capacity)
-    : HostMailbox(std::make_shared<HostBuffer>(answer_offset(capacity) + static_cast<size_t>(capacity) * sizeof(float)),
-                  capacity) {}
+namespace {
 
-HostMailbox::HostMailbox(std::shared_ptr<HostBuffer> memory, int64_t capacity)
-    : Mailbox(new (memory->data()) MailboxMemory, reinterpret_cast<float*>(memory->data() + request_offset()),
-              reinterpret_cast<float*>(memory->data() + answer_offset(capacity)), capacity, memory) {}
+std::shared_ptr<std::byte> host_memory(size_t bytes) {
+  const auto buffer = std::make_shared<HostBuffer>(bytes);
+  return {buffer, buffer->data()};
+}
 
-void HostMailbox::post(const float* x, int64_t n) {
+}  // namespace
+
+HostMailbox::HostMailbox(int64_t capacity, int64_t max_ids)
+    : Mailbox(host_memory(MailboxLayout(capacity, max_ids).total), capacity, max_ids) {}
+
+void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, const float* values) {
   HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
+  HEARTH_CHECK(static_cast<int64_t>(ids.size()) <= max_ids(), "{} neurons in a mailbox of {}", ids.size(), max_ids());
   std::memcpy(request_, x, static_cast<size_t>(n) * sizeof(float));
+  std::copy(ids.begin(), ids.end(), ids_);
+  if (values != nullptr) std::copy_n(values, ids.size(), values_);
+  *n_ids_ = static_cast<int32_t>(ids.size());
   flags_->posted.value.store(++posted_, std::memory_order_release);
 }
 

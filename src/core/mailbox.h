@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "core/buffer.h"
 
@@ -23,25 +24,40 @@ struct MailboxMemory {
   Flag failed;    // set by a side that gave up waiting, or that stopped: the other must not wait for it
 };
 
+// What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (how many of which is the
+// asker's business to know: a plain hand-off has none).
+struct MailboxRequest {
+  const float* x = nullptr;
+  const int32_t* ids = nullptr;    // ascending
+  const float* values = nullptr;   // act(gate) of each; undefined when the device only predicted
+  const int32_t* n_ids = nullptr;  // points into the mailbox
+};
+
+// How a mailbox lies in one piece of memory, in bytes from its start.
+struct MailboxLayout {
+  MailboxLayout(int64_t capacity, int64_t max_ids);
+  size_t n_ids, x, answer, ids, values, total;
+};
+
 class Mailbox {
  public:
   // How long a side waits for the other before it gives up. Generous: a prompt's batch may take the CPU seconds a
   // layer.
   static constexpr std::chrono::seconds kPatience{60};
 
-  // `capacity` floats each way, in memory the caller has mapped into the device's address space; kept alive by `owner`.
-  Mailbox(MailboxMemory* flags, float* request, float* answer, int64_t capacity, std::shared_ptr<void> owner)
-      : flags_(flags), request_(request), answer_(answer), capacity_(capacity), owner_(std::move(owner)) {}
+  // `memory`: MailboxLayout::total bytes, aligned to 64, mapped into the device's address space by the caller.
+  Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t max_ids);
   virtual ~Mailbox() = default;
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
   int64_t capacity() const { return capacity_; }
+  int64_t max_ids() const { return max_ids_; }
 
   // --- the CPU's side ---
-  // Waits for the next hand-off; its floats stay valid until answer(). Throws Error when the device gave up or stays
+  // Waits for the next hand-off, whose parts stay valid until answer(). Throws Error when the device gave up or stays
   // silent.
-  const float* wait_request();
+  MailboxRequest wait_request();
   float* answer_buffer() { return answer_; }  // to be filled before answer()
   void answer();
   // The CPU will not answer any more (an error on its side): a waiting device stops waiting.
@@ -52,10 +68,13 @@ class Mailbox {
   MailboxMemory* flags_;
   float* request_;
   float* answer_;
+  int32_t* n_ids_;
+  int32_t* ids_;
+  float* values_;
 
  private:
-  int64_t capacity_;
-  std::shared_ptr<void> owner_;
+  int64_t capacity_, max_ids_;
+  std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
 };
 
@@ -63,12 +82,12 @@ class Mailbox {
 // CPU's side.
 class HostMailbox : public Mailbox {
  public:
-  explicit HostMailbox(int64_t capacity);
-  void post(const float* x, int64_t n);
+  HostMailbox(int64_t capacity, int64_t max_ids);
+  // Posts x [n] and a list of neurons, with their gates' activations where `values` is set.
+  void post(const float* x, int64_t n, std::span<const int32_t> ids = {}, const float* values = nullptr);
   void collect(float* x, int64_t n);  // x += answer; throws Error when the other side is gone
 
  private:
-  HostMailbox(std::shared_ptr<HostBuffer> memory, int64_t capacity);
   uint32_t posted_ = 0;
 };
 

@@ -109,7 +109,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     division->host.reserve(limits);
     split_ = split_weights(model_, division->placement, device_, division->host);
     weights_ = split_->main;
-    mailbox_ = device_.open_mailbox(n_batch * c.n_embd);
+    mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
     host_half_ = std::make_unique<HostHalf>(c, split_->host, split_->split, division->host, *mailbox_, n_ctx_, n_batch,
                                             model_.quantized(), options.sparse_threshold);
   } else {

@@ -49,14 +49,14 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
   float* const answer = mailbox_.answer_buffer();
   if (config_.parallel_block) {
     if (!split.attention_on_host && !split.has_cold) return;
-    const float* x = mailbox_.wait_request();
+    const float* x = mailbox_.wait_request().x;
     std::memset(answer, 0, bytes);
     if (split.has_cold) ffn_part(layer, T, x, answer);
     if (split.attention_on_host) attention_part(layer, T, x, answer);
     return mailbox_.answer();
   }
   if (split.attention_on_host) {
-    const float* x = mailbox_.wait_request();
+    const float* x = mailbox_.wait_request().x;
     std::memset(answer, 0, bytes);
     attention_part(layer, T, x, answer);
     if (split.whole_on_host()) {  // the FFN's input is x plus what the attention added
@@ -67,7 +67,7 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
     mailbox_.answer();
   }
   if (!split.has_cold) return;
-  const float* x = mailbox_.wait_request();
+  const float* x = mailbox_.wait_request().x;
   std::memset(answer, 0, bytes);
   ffn_part(layer, T, x, answer);
   mailbox_.answer();

@@ -77,6 +77,10 @@ void ProfilingDevice::attention(const AttentionArgs& args, int64_t T, Act out) {
 void ProfilingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
   timed("ffn_dense " + shape(shard.gate), bytes_of(shard), [&] { inner_.ffn_dense(shard, in, T, y_bias, y); });
 }
+void ProfilingDevice::predict(const Predictor& predictor, Act in, const PredictArgs& args) {
+  const size_t bytes = predictor.fc1.bytes() + predictor.fc2.bytes();
+  timed("predict " + shape(predictor.fc2), bytes, [&] { inner_.predict(predictor, in, args); });
+}
 void ProfilingDevice::ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
   timed("ffn_sparse " + shape(shard.gate), 0, [&] { inner_.ffn_sparse(shard, sparse, in, y_bias, y); });
 }
@@ -84,8 +88,8 @@ void ProfilingDevice::argmax(const float* logits, int64_t n, int32_t* id) {
   timed("argmax", 0, [&] { inner_.argmax(logits, n, id); });
 }
 
-std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity) {
-  return inner_.open_mailbox(capacity);
+std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity, int64_t max_ids) {
+  return inner_.open_mailbox(capacity, max_ids);
 }
 void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
   timed("post", 0, [&] { inner_.post(mailbox, x, n); });

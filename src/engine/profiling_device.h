@@ -48,9 +48,10 @@ class ProfilingDevice final : public Device {
   void rope_kv(const RopeKvArgs& args, int64_t T) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
-  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity) override;
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;
   void post(Mailbox& mailbox, const float* x, int64_t n) override;
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
 

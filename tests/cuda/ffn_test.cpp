@@ -144,7 +144,7 @@ class GpuSparseTest : public GpuFfnTest {
     Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
     Twin<int32_t> active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n), -1)), n_active(*ref_, *gpu_, {-1});
     run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
-      const SparseArgs sparse{threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, active.on(s),
+      const SparseArgs sparse{threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, nullptr, active.on(s),
                               n_active.on(s)};
       d.ffn_sparse(shard.on(s), sparse, in.on(s), {y_bias.on(s), n_embd}, y.on(s));
     });

@@ -117,27 +117,30 @@ INSTANTIATE_TEST_SUITE_P(Zoo, Divided, testing::ValuesIn(cases()),
                          [](const auto& p) { return p.param.model.name + "_" + traits(p.param.type).name; });
 
 TEST(Mailbox, ManyHandOffsInOrder) {
-  HostMailbox box(64);
+  HostMailbox box(64, 8);
   constexpr int rounds = 2000;
   std::thread device([&] {
     std::vector<float> x(64);
     for (int r = 0; r < rounds; ++r) {
       for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(r) + static_cast<float>(i);
-      box.post(x.data(), 64);
+      const std::vector<int32_t> ids(static_cast<size_t>(r % 9), r);
+      box.post(x.data(), 64, ids);
       box.collect(x.data(), 64);
       for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], 3 * (static_cast<float>(r) + static_cast<float>(i)));
     }
   });
   for (int r = 0; r < rounds; ++r) {
-    const float* request = box.wait_request();
-    for (int i = 0; i < 64; ++i) box.answer_buffer()[i] = 2 * request[i];
+    const MailboxRequest request = box.wait_request();
+    ASSERT_EQ(*request.n_ids, r % 9);
+    for (int i = 0; i < *request.n_ids; ++i) EXPECT_EQ(request.ids[i], r);
+    for (int i = 0; i < 64; ++i) box.answer_buffer()[i] = 2 * request.x[i];
     box.answer();
   }
   device.join();
 }
 
 TEST(Mailbox, AnAbandonedOneDoesNotBlock) {
-  HostMailbox box(4);
+  HostMailbox box(4, 0);
   const float x[4] = {1, 2, 3, 4};
   float y[4] = {};
   box.post(x, 4);
