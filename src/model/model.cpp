@@ -170,6 +170,18 @@ class Binder {
   const gguf::File& file_;
 };
 
+const char* to_string(PredictorInput input) {
+  switch (input) {
+    case PredictorInput::ffn_input:
+      return "ffn_input";
+    case PredictorInput::residual:
+      return "residual";
+    case PredictorInput::previous_ffn_input:
+      return "previous_ffn_input";
+  }
+  return "?";
+}
+
 Model Model::load(const std::filesystem::path& path, const LoadOptions& options) {
   Model m;
   m.file_ = std::make_unique<gguf::File>(gguf::File::open(path));

@@ -18,6 +18,26 @@ struct Norm {
   Vector weight, bias;
 };
 
+// What a predictor reads: the normed input of its layer's FFN, the residual stream before that norm (PowerInfer), or the
+// normed input of the previous layer's FFN (look-ahead by one layer; layer 0 has none).
+enum class PredictorInput { ffn_input, residual, previous_ffn_input };
+const char* to_string(PredictorInput input);  // "ffn_input", ...
+
+struct LayerPredictor {
+  Predictor weights;  // of all n_ff neurons; empty: the layer has none
+  PredictorInput input = PredictorInput::ffn_input;
+  std::string method;  // "svd", "mlp", "sign", "gate-bits"; "powerinfer" for fc1 and fc2 in the model's own file
+  // Calls f on every matrix and vector, the sign bits as a vector of as many 32-bit words.
+  template <typename F>
+  void for_each(F&& f) {
+    f(weights.fc1), f(weights.fc1_bias), f(weights.fc2), f(weights.threshold);
+    if (weights.signs == nullptr) return;
+    Vector words{reinterpret_cast<const float*>(weights.signs), weights.n() * ((weights.n_signs + 31) / 32)};
+    f(words);
+    weights.signs = reinterpret_cast<const uint32_t*>(words.data);
+  }
+};
+
 struct LayerWeights {
   Norm attn_norm;         // n_a: input of the attention
   Matrix wq, wk, wv, wo;  // [n_head*head_dim][n_embd], [n_head_kv*head_dim][n_embd] twice, [n_embd][n_head*head_dim]
@@ -26,6 +46,7 @@ struct LayerWeights {
   Norm ffn_norm;          // n_f: input of the FFN
   FfnShard ffn;           // all n_ff neurons
   Vector ffn_down_bias;   // [n_embd]
+  LayerPredictor predictor;
 };
 
 // The tensors of a model in one address space: the file's mapping, or a device's memory after engine::place().
@@ -48,6 +69,7 @@ struct Weights {
       f(l.q_norm), f(l.k_norm), f(l.ffn_norm.weight), f(l.ffn_norm.bias);
       f(l.ffn.gate), f(l.ffn.up), f(l.ffn.down_t), f(l.ffn.down), f(l.ffn.gate_bias), f(l.ffn.up_bias),
           f(l.ffn_down_bias);
+      l.predictor.for_each(f);
     }
   }
 };
