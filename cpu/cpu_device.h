@@ -20,6 +20,7 @@ class CpuDevice final : public HostDevice {
 
   void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
              int64_t position_offset, int64_t T, float* x) override;
+  void quantize(Act a, int64_t T, int64_t n) override { quantize_rows(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override;

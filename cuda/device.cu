@@ -61,6 +61,9 @@ class CudaDevice final : public Device {
              int64_t position_offset, int64_t T, float* x) override {
     cuda::embed(gpu_, table, ids, positions, pos, position_offset, T, x);
   }
+  void quantize(Act a, int64_t T, int64_t n) override {
+    if (a.q8 != nullptr) quantize_rows(gpu_, a.x, T, n, a.q8);
+  }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { cuda::norm(gpu_, args, x, T, out); }
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }

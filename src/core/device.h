@@ -230,6 +230,8 @@ class Device {
   // x[t] = table[ids[t]] (+ positions[pos[t] + position_offset] when `positions` is set).
   virtual void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
                      int64_t position_offset, int64_t T, float* x) = 0;
+  // a.q8 of T rows of n activations from a.x, for inputs that no norm made. Nothing when a.q8 is null.
+  virtual void quantize(Act a, int64_t T, int64_t n) = 0;
   // out.x[t] = norm(x[t]); also out.q8 when set. out.x may equal x.
   virtual void norm(const NormArgs& args, const float* x, int64_t T, Act out) = 0;
   // Quantised weights read in.q8 (it must be set), others in.x.
@@ -252,6 +254,20 @@ class Device {
   virtual void post(Mailbox& mailbox, const float* x, int64_t n);
   // Waits for the answer to the last post, then x += answer.
   virtual void collect(Mailbox& mailbox, float* x, int64_t n);
+
+  // --- staging: weights that live in host memory and visit the device for one batch of tokens ---
+  // Page-locks host memory, so that copies from it run at the link's speed beside other work; undone by unpin().
+  virtual void pin(void* /*host*/, size_t /*bytes*/) {}
+  virtual void unpin(void* /*host*/) {}
+  // Slots of `bytes` each, for stage(). Called once.
+  virtual void open_staging(int n_slots, size_t bytes);
+  // Bytes of a slot that this shard takes.
+  virtual size_t staged_bytes(const FfnShard& host) const;
+  // Begins to copy a shard of host memory into a slot, once the slot's last user is done; returns where it will be. To
+  // be used by ffn_dense() with more than a few tokens, between acquire() and release().
+  virtual FfnShard stage(int slot, const FfnShard& host);
+  virtual void acquire(int slot);  // operations from here on see what stage() brought
+  virtual void release(int slot);  // operations up to here are the slot's last users
 
   // --- graphs: record the operations between begin and end once, launch them many times ---
   virtual bool supports_graphs() const { return false; }

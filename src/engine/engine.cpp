@@ -27,8 +27,25 @@ int64_t choose_context(const model::Config& c, const EngineOptions& options) {
   return options.n_ctx;
 }
 
+void check_thresholds(const model::Config& c, const EngineOptions& options) {
+  if (!(options.sparse_threshold >= 0))
+    fail("the sparse threshold is {}, expected 0 or more", options.sparse_threshold);
+  const std::vector<float>& by_layer = options.layer_thresholds;
+  if (!by_layer.empty() && static_cast<int64_t>(by_layer.size()) != c.n_layer)
+    fail("{} thresholds were given for {} layers; give one for each, or one for all", by_layer.size(), c.n_layer);
+  for (const float t : by_layer) {
+    if (!(t >= 0)) fail("a layer's sparse threshold is {}, expected 0 or more", t);
+  }
+}
+
+bool approximates(const EngineOptions& options) {
+  const std::vector<float>& by_layer = options.layer_thresholds;
+  if (by_layer.empty()) return options.sparse_threshold > 0;
+  return std::any_of(by_layer.begin(), by_layer.end(), [](float t) { return t > 0; });
+}
+
 Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
-  const bool lossless = model.config().ffn.sparse() || options.sparse_threshold > 0;
+  const bool lossless = model.config().ffn.sparse() || approximates(options);
   if (options.sparsity == Sparsity::off) return Sparsity::off;
   if (options.sparsity == Sparsity::auto_ && !lossless) return Sparsity::off;
   if (const auto reason = model.prepare_sparse()) {
@@ -98,8 +115,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     : model_(model), device_(device), options_(options) {
   const model::Config& c = model_.config();
   if (options.n_batch < 1) fail("the batch size is {}, expected 1 or more", options.n_batch);
-  if (!(options.sparse_threshold >= 0))
-    fail("the sparse threshold is {}, expected 0 or more", options.sparse_threshold);
+  check_thresholds(c, options);
   n_ctx_ = choose_context(c, options);
   sparsity_ = choose_sparsity(model_, options);
   const int64_t n_batch = std::min(options.n_batch, n_ctx_);
@@ -111,7 +127,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
     host_half_ = std::make_unique<HostHalf>(c, split_->host, split_->split, division->host, *mailbox_, n_ctx_, n_batch,
-                                            model_.quantized(), options.sparse_threshold);
+                                            model_.quantized(), options_.sparse_threshold, options_.layer_thresholds);
   } else {
     weights_ = place(model_, device_);
   }
@@ -149,7 +165,8 @@ ForwardArgs Engine::forward_args(int64_t max_kv) {
           sparsity_ == Sparsity::exact,
           options_.sparse_threshold,
           split_ ? &split_->split : nullptr,
-          mailbox_.get()};
+          mailbox_.get(),
+          options_.layer_thresholds};
 }
 
 void Engine::upload_tokens(std::span<const int32_t> ids) {

@@ -30,8 +30,9 @@ struct EngineOptions {
   int64_t n_ctx = 0;      // 0: the model's own, at most 4096
   int64_t n_batch = 512;  // prompt tokens evaluated at once
   Sparsity sparsity = Sparsity::auto_;
-  float sparse_threshold = 0.0f;  // a neuron is active when |act(gate)| > threshold; above 0 changes the result
-  bool use_graph = true;          // record a decode step once and replay it, where the device can
+  float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
+  std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
+  bool use_graph = true;                // record a decode step once and replay it, where the device can
 };
 
 // Counted over single-token steps in a sparse mode.

@@ -70,7 +70,7 @@ void attention_block(const ForwardArgs& f, int64_t layer, int64_t T, float* y) {
 void ffn_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y) {
   const LayerWeights& w = weights_of(f, layer);
   if (f.sparse && T == 1) {
-    const SparseArgs sparse{.threshold = f.sparse_threshold, .n_active = f.act.n_active + layer};
+    const SparseArgs sparse{.threshold = f.threshold(layer), .n_active = f.act.n_active + layer};
     f.device.ffn_sparse(w.ffn, sparse, f.act.ffn_normed, down_bias, y);
   } else {
     f.device.ffn_dense(w.ffn, f.act.ffn_normed, T, down_bias, y);

@@ -1,6 +1,7 @@
 #pragma once
 // The forward pass, written once over Device. It reads like the papers; sizes and kernels are the device's business.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/device.h"
@@ -37,6 +38,10 @@ struct ForwardArgs {
   float sparse_threshold;
   const std::vector<LayerSplit>* split = nullptr;  // null: everything is on this device
   Mailbox* mailbox = nullptr;                      // with `split`
+  std::span<const float> layer_thresholds = {};    // [n_layer], instead of sparse_threshold; or empty
+  float threshold(int64_t layer) const {
+    return layer_thresholds.empty() ? sparse_threshold : layer_thresholds[static_cast<size_t>(layer)];
+  }
 };
 
 // act.ids [T] -> act.x [T][n_embd].

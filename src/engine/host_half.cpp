@@ -6,14 +6,15 @@
 namespace hearth::engine {
 
 HostHalf::HostHalf(const model::Config& config, const model::Weights& weights, const std::vector<LayerSplit>& split,
-                   Device& host, Mailbox& mailbox, int64_t n_ctx, int64_t n_batch, bool with_q8, float sparse_threshold)
+                   Device& host, Mailbox& mailbox, int64_t n_ctx, int64_t n_batch, bool with_q8, float sparse_threshold,
+                   std::span<const float> layer_thresholds)
     : config_(config),
       split_(split),
       host_(host),
       mailbox_(mailbox),
       act_(host, config, n_batch, with_q8),
       kv_(host, config, n_ctx, attention_layers(split, true)),
-      f_{config, weights, host, act_, kv_, n_ctx, n_ctx, false, sparse_threshold} {}
+      f_{config, weights, host, act_, kv_, n_ctx, n_ctx, false, sparse_threshold, nullptr, nullptr, layer_thresholds} {}
 
 void HostHalf::set_tokens(std::span<const int32_t> ids, int64_t first_position) {
   std::copy(ids.begin(), ids.end(), act_.ids);

@@ -57,6 +57,9 @@ void ProfilingDevice::norm(const NormArgs& args, const float* x, int64_t T, Act 
   timed("norm", 0, [&] { inner_.norm(args, x, T, out); });
 }
 
+void ProfilingDevice::quantize(Act a, int64_t T, int64_t n) {
+  timed("quantize", 0, [&] { inner_.quantize(a, T, n); });
+}
 void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
   Matrix all = parts.front().w;  // the parts of a group share their input, so one shape tells it
   size_t bytes = 0;

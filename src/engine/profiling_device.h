@@ -43,6 +43,7 @@ class ProfilingDevice final : public Device {
 
   void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
              int64_t position_offset, int64_t T, float* x) override;
+  void quantize(Act a, int64_t T, int64_t n) override;
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override;
@@ -54,6 +55,13 @@ class ProfilingDevice final : public Device {
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;
   void post(Mailbox& mailbox, const float* x, int64_t n) override;
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
+  void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
+  void unpin(void* host) override { inner_.unpin(host); }
+  void open_staging(int n_slots, size_t bytes) override { inner_.open_staging(n_slots, bytes); }
+  size_t staged_bytes(const FfnShard& host) const override { return inner_.staged_bytes(host); }
+  FfnShard stage(int slot, const FfnShard& host) override { return inner_.stage(slot, host); }
+  void acquire(int slot) override { inner_.acquire(slot); }
+  void release(int slot) override { inner_.release(slot); }
 
  protected:
   void* allocate_bytes(size_t bytes, Purpose purpose) override;
