@@ -24,7 +24,7 @@ int64_t n_blocks(int64_t n) {
 
 // d = max |x| / 127, round to nearest. A last block that is not full is padded with zeros. A block that holds an
 // infinity or NaN gets d = NaN, so that it shows in every product.
-void quantize(const float* x, int64_t n, BlockAct* out) {
+void quantize_row(const float* x, int64_t n, BlockAct* out) {
   for (int64_t b = 0; b < n_blocks(n); ++b) {
     const int64_t begin = b * BlockAct::size, end = std::min(n, begin + BlockAct::size);
     float amax = 0.0f;
@@ -305,7 +305,7 @@ class ReferenceDevice final : public HostDevice {
  private:
   void quantize_rows(Act a, int64_t T, int64_t n) const {
     if (a.q8 == nullptr) return;
-    for (int64_t t = 0; t < T; ++t) quantize(a.x + t * n, n, static_cast<BlockAct*>(a.q8) + t * n_blocks(n));
+    for (int64_t t = 0; t < T; ++t) quantize_row(a.x + t * n, n, static_cast<BlockAct*>(a.q8) + t * n_blocks(n));
   }
 
   static void add_bias(Vector bias, int64_t T, float* y) {
