@@ -5,10 +5,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -67,16 +69,21 @@ std::vector<int> allowed_cores(int* logical) {
   return cores;
 }
 
-// Not to one core each: another process may keep that one busy, and a second team would be pinned to the same.
-void keep_to(const std::vector<int>& cpus) {
+void keep_to(std::span<const int> cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(cpu, &set);
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // best effort
 }
 
-// Spinning longer than any gap between two operations of a token, but not through a pause between prompts.
-constexpr auto kSpin = std::chrono::microseconds(200);
+// Polls until `done`. Somebody may need this core to get there, at once where the team has no core for every member.
+template <typename Done>
+void spin_until(bool crowded, Done done) {
+  for (int64_t spins = 0; !done(); ++spins) {
+    cpu_pause();
+    if (crowded || spins > 20000) std::this_thread::yield();
+  }
+}
 
 }  // namespace
 
@@ -91,34 +98,48 @@ CpuTopology cpu_topology() {
   return t;
 }
 
+// One job at a time, numbered. Every member has a slot: the number of the last job that it joined, left, or was left
+// out of. A member joins by compare-and-swap on its slot alone, so members do not fight over a cache line; one that
+// comes late, because its core was taken, finds its slot closed and touches nothing of the job: the caller has done its
+// piece and need not wait for it.
 struct ThreadTeam::State {
-  // One job at a time. `gate` holds the job's number (high half), whether it may still be joined, and how many members
-  // are inside it. A member joins by compare-and-swap, so one that comes late, because its core was taken, finds the
-  // gate closed and touches nothing of the job: the caller need not wait for it.
-  static constexpr uint64_t kOpen = uint64_t{1} << 31;
-  static constexpr uint64_t kInside = kOpen - 1;
-  alignas(64) std::atomic<uint64_t> gate{0};
-  alignas(64) std::atomic<uint32_t> epoch{0};  // the job's number again: what idle members watch and sleep on
-  alignas(64) std::atomic<int64_t> next_chunk{0};
-  alignas(64) std::atomic<int> sleepers{0};
-  const FunctionRef<void(int)>* job = nullptr;  // published by `gate`
+  static constexpr size_t kLine = 128;  // processors fetch lines in pairs
+  enum Where : uint32_t { left = 0, inside = 1, closed = 2 };
+  static uint32_t slot_value(uint32_t job, Where where) { return job << 2 | where; }
+  struct alignas(kLine) Slot {
+    std::atomic<uint32_t> value{0};
+  };
+  struct alignas(kLine) Counter {
+    std::atomic<int64_t> value{0};
+  };
+
+  // What idle members watch and sleep on: the number of the current job, and on the same line the job.
+  alignas(kLine) std::atomic<uint32_t> epoch{0};
+  const FunctionRef<void(int)>* job = nullptr;
   std::atomic<bool> stop{false};
-  std::atomic<int> arrived{0};
-  std::vector<int> cores;                  // members keep to one hardware thread per core, when the team fits
-  std::chrono::microseconds spin = kSpin;  // none when the team does not fit: the core is needed by a member with work
-  std::thread host;                        // the thread that opens the OpenMP region
+  alignas(kLine) std::atomic<int> sleepers{0};
+  Counter next[2];                                 // of each round: the next piece that is nobody's first
+  Counter done;                                    // pieces of the first round
+  alignas(kLine) std::atomic<uint32_t> opened{0};  // the last job whose second round has begun
+  alignas(kLine) std::atomic<int> arrived{0};
+  std::vector<Slot> slots;
+  std::vector<int> cores;          // one hardware thread of each that the process may use; empty: members keep to none
+  std::chrono::microseconds spin;  // none when the team does not fit: the core is needed by a member with work
+  std::thread host;                // the thread that opens the OpenMP region
 };
 
-ThreadTeam::ThreadTeam(int n_threads) {
+ThreadTeam::ThreadTeam(int n_threads, ThreadTeamOptions options) {
   if (n_threads < 0 || n_threads > 1024)
     fail("the number of threads is {}, expected 1 to 1024 (0 = physical cores)", n_threads);
   size_ = n_threads > 0 ? n_threads : cpu_topology().physical;
   if (size_ == 1) return;
   state_ = std::make_unique<State>();
+  state_->slots = std::vector<State::Slot>(static_cast<size_t>(size_));
   int logical = 0;
   state_->cores = allowed_cores(&logical);
-  if (static_cast<int>(state_->cores.size()) < size_)
-    state_->cores.clear();  // oversubscribed: leave it to the scheduler
+  const bool fits = std::ssize(state_->cores) >= size_;
+  state_->spin = fits ? options.spin : std::chrono::microseconds{0};
+  if (!fits || !options.pin) state_->cores.clear();
   state_->host = std::thread([this] {
     const int members = size_ - 1;
 #pragma omp parallel for num_threads(members) schedule(static, 1)
@@ -139,12 +160,16 @@ ThreadTeam::~ThreadTeam() {
 
 void ThreadTeam::member_loop(int thread) {
   State& s = *state_;
-  if (!s.cores.empty()) keep_to(s.cores);
+  const std::span<const int> cores = s.cores;
+  // A smaller team must leave the choice to the scheduler: another process's team would be pinned to the same few.
+  if (!cores.empty()) keep_to(std::ssize(cores) == size_ ? cores.subspan(static_cast<size_t>(thread), 1) : cores);
+  std::atomic<uint32_t>& slot = s.slots[static_cast<size_t>(thread)].value;
   uint32_t seen = 0;
   s.arrived.fetch_add(1, std::memory_order_release);
   for (;;) {
     const auto sleep_at = std::chrono::steady_clock::now() + s.spin;
-    for (int spins = 0; s.epoch.load(std::memory_order_acquire) == seen; ++spins) {
+    uint32_t job;
+    for (int spins = 0; (job = s.epoch.load(std::memory_order_acquire)) == seen; ++spins) {
       cpu_pause();
       if ((spins & 127) == 127 && std::chrono::steady_clock::now() > sleep_at) {
         s.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -153,32 +178,62 @@ void ThreadTeam::member_loop(int thread) {
       }
     }
     if (s.stop) break;
-    uint64_t gate = s.gate.load(std::memory_order_acquire);
-    seen = static_cast<uint32_t>(gate >> 32);
-    bool joined = false;
-    while ((gate & State::kOpen) != 0 && static_cast<uint32_t>(gate >> 32) == seen && !joined) {
-      joined = s.gate.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire);
-    }
-    if (!joined) continue;
+    seen = job;
+    uint32_t last = slot.load(std::memory_order_relaxed);
+    // Left out of this job, or of one that has come since: only an older one may be replaced.
+    if (static_cast<int32_t>((job << 2) - (last & ~3u)) <= 0) continue;
+    if (!slot.compare_exchange_strong(last, State::slot_value(job, State::inside), std::memory_order_acquire)) continue;
     (*s.job)(thread);
-    s.gate.fetch_sub(1, std::memory_order_release);
+    slot.store(State::slot_value(job, State::left), std::memory_order_release);
   }
   s.arrived.fetch_sub(1, std::memory_order_release);
+}
+
+bool ThreadTeam::leave_out(int t) {
+  std::atomic<uint32_t>& slot = state_->slots[static_cast<size_t>(t)].value;
+  const uint32_t job = state_->epoch.load(std::memory_order_relaxed);
+  const uint32_t closed = State::slot_value(job, State::closed);
+  uint32_t last = slot.load(std::memory_order_relaxed);
+  if (last == closed) return true;
+  if (last >> 2 == (job & (~0u >> 2))) return false;
+  return slot.compare_exchange_strong(last, closed, std::memory_order_relaxed);
 }
 
 void ThreadTeam::share(FunctionRef<void(int)> job) {
   State& s = *state_;
   s.job = &job;
+  for (State::Counter& next : s.next) next.value.store(size_, std::memory_order_relaxed);
+  s.done.value.store(0, std::memory_order_relaxed);
   const uint32_t number = s.epoch.load(std::memory_order_relaxed) + 1;
-  s.gate.store((static_cast<uint64_t>(number) << 32) | State::kOpen, std::memory_order_release);
   s.epoch.store(number, std::memory_order_seq_cst);
   if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
   job(0);
-  s.gate.fetch_and(~State::kOpen, std::memory_order_acq_rel);
-  for (int spins = 0; (s.gate.load(std::memory_order_acquire) & State::kInside) != 0; ++spins) {
-    cpu_pause();
-    if (spins > 20000 || s.spin.count() == 0) std::this_thread::yield();  // a member may wait for this core
+  for (int t = 1; t < size_; ++t) {
+    const std::atomic<uint32_t>& slot = s.slots[static_cast<size_t>(t)].value;
+    const uint32_t inside = State::slot_value(number, State::inside);
+    if (leave_out(t)) continue;
+    spin_until(s.spin.count() == 0, [&] { return slot.load(std::memory_order_acquire) != inside; });
   }
+}
+
+int64_t ThreadTeam::run_round(const Round& round, int number, int thread) {
+  const int64_t pieces = round.pieces();
+  int64_t done = 0;
+  const auto run = [&](int64_t piece) {
+    round.work(piece * round.grain, std::min(round.n, (piece + 1) * round.grain), thread);
+    ++done;
+  };
+  if (thread < pieces) run(thread);
+  std::atomic<int64_t>& next = state_->next[number].value;
+  while (pieces > size_) {
+    const int64_t piece = next.fetch_add(1, std::memory_order_relaxed);
+    if (piece >= pieces) break;
+    run(piece);
+  }
+  for (int t = 1; thread == 0 && t < std::min<int64_t>(size_, pieces); ++t) {
+    if (leave_out(t)) run(t);
+  }
+  return done;
 }
 
 void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> work) {
@@ -188,14 +243,30 @@ void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, 
     for (int64_t begin = 0; begin < n; begin += grain) work(begin, std::min(n, begin + grain), 0);
     return;
   }
+  const Round round{n, grain, work};
+  share([&](int thread) { run_round(round, 0, thread); });
+}
+
+void ThreadTeam::for_rounds(const Round& first, FunctionRef<void()> between, const Round& second) {
+  HEARTH_CHECK(first.n >= 0 && second.n >= 0 && first.grain > 0 && second.grain > 0);
+  const int64_t pieces = first.pieces();
+  if (size_ == 1 || pieces == 0 || (pieces == 1 && second.pieces() <= 1)) {
+    for_chunks(first.n, first.grain, first.work);
+    between();
+    for_chunks(second.n, second.grain, second.work);
+    return;
+  }
   State& s = *state_;
-  s.next_chunk.store(0, std::memory_order_relaxed);
   share([&](int thread) {
-    for (;;) {
-      const int64_t begin = s.next_chunk.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= n) return;
-      work(begin, std::min(n, begin + grain), thread);
+    const int64_t done = run_round(first, 0, thread);
+    const uint32_t number = s.epoch.load(std::memory_order_relaxed);
+    if (done > 0 && s.done.value.fetch_add(done, std::memory_order_acq_rel) + done == pieces) {
+      between();
+      s.opened.store(number, std::memory_order_release);
+    } else {
+      spin_until(s.spin.count() == 0, [&] { return s.opened.load(std::memory_order_acquire) == number; });
     }
+    run_round(second, 1, thread);
   });
 }
 

@@ -2,7 +2,7 @@
 // A team of CPU threads that is created once (one OpenMP parallel region for its whole life) and handed work through
 // atomics: a dispatch costs about a microsecond, against a fork and join per matrix. Idle members spin for a short
 // while, then sleep.
-#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,27 +35,53 @@ struct CpuTopology {
 };
 CpuTopology cpu_topology();
 
+struct ThreadTeamOptions {
+  // Each member keeps to a core of its own when the team has one for every core that the process may use; a smaller
+  // team keeps to those cores' first hardware threads, wherever the scheduler likes it. Nothing is done when the team
+  // has more members than there are cores.
+  bool pin = true;
+  // How long idle members spin before they sleep: longer than any gap between two operations of a token, also where a
+  // GPU works in between, but not through a pause between prompts. Members of a team that does not fit never spin.
+  std::chrono::microseconds spin{1000};
+};
+
 class ThreadTeam {
  public:
+  // Consecutive pieces of [0, n) of at most `grain`, each for one call of work(begin, end, thread).
+  struct Round {
+    int64_t n = 0, grain = 1;
+    FunctionRef<void(int64_t begin, int64_t end, int thread)> work;
+    int64_t pieces() const { return (n + grain - 1) / grain; }
+  };
+
   // n_threads 0: one per physical core this process may use. Throws Error when n_threads is negative or above 1024.
-  explicit ThreadTeam(int n_threads = 0);
+  explicit ThreadTeam(int n_threads = 0, ThreadTeamOptions options = {});
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return size_; }
 
-  // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, handed out by an atomic
-  // counter to the caller (thread 0) and to the members that are awake, thread in [0, size()). Returns when all pieces
-  // are done, and everything they wrote is visible to the caller; a member that has not got a core by then is not
-  // waited for. The pieces depend on n and grain only, never on the number of threads or on timing. One caller at a
-  // time, not reentrant; `work` must not throw.
+  // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, on the caller (thread 0) and
+  // the members that are awake, thread in [0, size()): to each its first piece, the others to whoever comes first.
+  // Returns when all pieces are done, and everything they wrote is visible to the caller; a member that has not got a
+  // core by then is not waited for. The pieces depend on n and grain only, never on the number of threads or on timing.
+  // One caller at a time, not reentrant; `work` must not throw.
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
+
+  // The same for two rounds in one dispatch. When the pieces of the first are all done, one thread calls between(), and
+  // then the second begins; what was written before is visible to whatever comes after.
+  void for_rounds(const Round& first, FunctionRef<void()> between, const Round& second);
 
  private:
   struct State;
   void member_loop(int thread);
-  void share(FunctionRef<void(int thread)> job);  // job(0) here, job(t) on every member that joins in time
+  // Calls job(0) here, and job(t) on every member that joins before it is left out.
+  void share(FunctionRef<void(int thread)> job);
+  // True when member t has not joined the current job; from then on it cannot.
+  bool leave_out(int t);
+  // Runs a thread's part of a round, for the caller with that of the members left out; returns the number of pieces.
+  int64_t run_round(const Round& round, int number, int thread);
 
   int size_ = 1;
   std::unique_ptr<State> state_;
