@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/predictors.h"
 
 namespace hearth::offline {
 namespace {
@@ -18,15 +19,16 @@ uint64_t bias_bytes(const Vector& v) {
   return v ? sizeof(float) : 0;
 }
 
-uint64_t predictor_bytes(const gguf::File* file, size_t layer) {
-  if (file == nullptr) return 0;
-  uint64_t sum = 0;
-  for (const char* name : {"fc1", "fc2"}) {
-    const auto* t = file->find_tensor(fmt::format("blk.{}.{}.weight", layer, name));
-    if (t == nullptr) return 0;
-    sum += t->bytes;
+// Of the sidecar's predictors where it has one for the layer, otherwise of the model's own.
+std::vector<uint64_t> predictor_bytes(const model::Model& model, const model::Sidecar* sidecar) {
+  std::vector<uint64_t> bytes;
+  for (const model::LayerWeights& l : model.weights().layers) bytes.push_back(model::predictor_bytes(l.predictor));
+  if (sidecar == nullptr || sidecar->file == nullptr) return bytes;
+  const auto stored = model::read_predictors(*sidecar->file, sidecar->n_embd, sidecar->n_ff);
+  for (size_t l = 0; l < bytes.size(); ++l) {
+    if (stored[l].predictor.weights) bytes[l] = model::predictor_bytes(stored[l].predictor);
   }
-  return sum;
+  return bytes;
 }
 
 LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
@@ -75,11 +77,10 @@ ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar) {
   s.output_bytes = bytes_of(w.output);
   s.small_bytes =
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
-  const gguf::File* sidecar_file = sidecar != nullptr ? sidecar->file.get() : nullptr;
+  const std::vector<uint64_t> predictors = predictor_bytes(model, sidecar);
   for (size_t i = 0; i < w.layers.size(); ++i) {
     LayerShape l = layer_shape(c, w.layers[i]);
-    l.predictor_bytes = predictor_bytes(sidecar_file, i);
-    if (l.predictor_bytes == 0) l.predictor_bytes = predictor_bytes(&model.file(), i);
+    l.predictor_bytes = predictors[i];
     s.layers.push_back(l);
   }
   return s;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include "core/error.h"
@@ -12,7 +13,7 @@ namespace hearth::model {
 // Binds the tensors of one file by name. Keeps the error texts in one place.
 class Binder {
  public:
-  Binder(Model& model) : m_(model), file_(*model.file_) {}
+  explicit Binder(Model& model, const LoadOptions& options = {}) : m_(model), file_(*model.file_), options_(options) {}
 
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
 
@@ -105,6 +106,7 @@ class Binder {
   void bind_layer(const std::string& p, LayerWeights& l) {
     bind_attention(p, l);
     bind_ffn(p, l);
+    bind_predictor(p, l.predictor);
     l.attn_norm = norm(p + "attn_norm");
     if (!m_.config_.parallel_block) {
       l.ffn_norm = norm(p + "ffn_norm");
@@ -166,8 +168,50 @@ class Binder {
     l.ffn_down_bias = optional_vector(has(t_bias) ? t_bias : p + "ffn_down.bias", c.n_embd);
   }
 
+  // PowerInfer's predictor: score = fc2 relu(fc1 x), and a neuron is computed unless score <
+  // powerinfer.sparse_threshold (SJTU-IPADS/PowerInfer, llama.cpp: llm_build_ffn_sparse). x is the residual stream
+  // before the FFN's norm: after the attention's sum in build_llama_variants, the layer's input in build_falcon. Files
+  // with GGUF's own magic are not PowerInfer's: theirs reads the FFN's normed input (`hearth synth --predictor-rank`),
+  // unless hearth.predictor.input says otherwise.
+  void bind_predictor(const std::string& p, LayerPredictor& predictor) {
+    if (!has(p + "fc1.weight") && !has(p + "fc2.weight")) return;
+    const Config& c = m_.config_;
+    const int64_t rank = require(p + "fc1.weight").rows();
+    predictor.weights.fc1 = matrix(p + "fc1.weight", rank, c.n_embd);
+    predictor.weights.fc2 = matrix(p + "fc2.weight", c.n_ff, rank);
+    predictor.weights.fc1_bias = optional_vector(p + "fc1.bias", rank);
+    predictor.weights.relu = true;
+    predictor.weights.threshold = predictor_threshold();
+    predictor.method = "powerinfer";
+    predictor.input = predictor_input();
+  }
+
+  // One for all layers: below the key's value by the least that floats allow, because `score == threshold` counts.
+  Vector predictor_threshold() {
+    if (predictor_threshold_) return predictor_threshold_;
+    const float t = options_.predictor_threshold.value_or(file_.get<float>("powerinfer.sparse_threshold").value_or(0));
+    if (!std::isfinite(t)) {
+      fail("'{}': the predictors' threshold (powerinfer.sparse_threshold) is {}, expected a number",
+           file_.path().string(), t);
+    }
+    const float below = t == 0 ? -std::numeric_limits<float>::min() : std::nextafter(t, -INFINITY);
+    predictor_threshold_ = own(std::vector<float>(static_cast<size_t>(m_.config_.n_ff), below));
+    return predictor_threshold_;
+  }
+
+  PredictorInput predictor_input() const {
+    const auto said = file_.get<std::string>("hearth.predictor.input");
+    if (!said) return file_.powerinfer() ? PredictorInput::residual : PredictorInput::ffn_input;
+    for (const PredictorInput input : {PredictorInput::ffn_input, PredictorInput::residual}) {
+      if (*said == to_string(input)) return input;
+    }
+    fail("'{}': hearth.predictor.input is '{}', expected ffn_input or residual", file_.path().string(), *said);
+  }
+
   Model& m_;
   const gguf::File& file_;
+  LoadOptions options_;
+  Vector predictor_threshold_;
 };
 
 const char* to_string(PredictorInput input) {
@@ -186,7 +230,7 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   Model m;
   m.file_ = std::make_unique<gguf::File>(gguf::File::open(path));
   m.config_ = read_config(*m.file_, options.activation);
-  Binder(m).bind_all();
+  Binder(m, options).bind_all();
   return m;
 }
 
@@ -295,6 +339,14 @@ void Model::release_ffn(int64_t layer) {
   owned_matrices_.erase(owned);
   f.down_t = {};
   f.down = Binder(*this).matrix(fmt::format("blk.{}.ffn_down.weight", layer), config_.n_embd, config_.n_ff);
+}
+
+void Model::set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner) {
+  HEARTH_CHECK(layers.size() == weights_.layers.size());
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].weights) weights_.layers[l].predictor = layers[l];
+  }
+  predictor_owners_.push_back(std::move(owner));
 }
 
 }  // namespace hearth::model

@@ -18,8 +18,8 @@ struct Norm {
   Vector weight, bias;
 };
 
-// What a predictor reads: the normed input of its layer's FFN, the residual stream before that norm (PowerInfer), or the
-// normed input of the previous layer's FFN (look-ahead by one layer; layer 0 has none).
+// What a predictor reads: the normed input of its layer's FFN, the residual stream before that norm (PowerInfer), or
+// the normed input of the previous layer's FFN (look-ahead by one layer; layer 0 has none).
 enum class PredictorInput { ffn_input, residual, previous_ffn_input };
 const char* to_string(PredictorInput input);  // "ffn_input", ...
 
@@ -76,6 +76,8 @@ struct Weights {
 
 struct LoadOptions {
   std::optional<std::string> activation;  // overrides what the file says, a name parse_activation() knows
+  // Of predictors in the model's own file (PowerInfer's fc1 and fc2): in place of the key powerinfer.sparse_threshold.
+  std::optional<float> predictor_threshold;
 };
 
 class Model {
@@ -106,6 +108,10 @@ class Model {
   void release_attention(int64_t layer);
   void release_ffn(int64_t layer);
 
+  // Gives layers that have a predictor in `layers` that one; the others keep theirs. `owner` of the memory that the
+  // views refer to is kept as long as the model lives (model/predictors.h: attach_predictors() for a sidecar's).
+  void set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner);
+
  private:
   void release_tensors(const std::string& prefix);
   friend class Binder;
@@ -114,6 +120,7 @@ class Model {
   Weights weights_;
   std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
   std::vector<HostBuffer> owned_matrices_;         // transposed down projections
+  std::vector<std::shared_ptr<const void>> predictor_owners_;
 };
 
 }  // namespace hearth::model

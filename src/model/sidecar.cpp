@@ -308,14 +308,19 @@ void Sidecar::write(const std::filesystem::path& path) const {
     add(out, pending, l, "impact", DType::f64, {n_ff[l]}, s.impact);
     add(out, pending, l, "moments", DType::f32, {n_embd, n_embd}, s.moments);
   }
+  std::vector<detail::PendingTensor> predictors;
+  const bool replaced = !new_predictors.empty();
+  if (replaced) detail::add_predictors(out, new_predictors, predictors);
+  for (const detail::PendingTensor& t : predictors) {
+    pending.push_back({t.index, {static_cast<const std::byte*>(t.data), t.bytes}});
+  }
   if (file != nullptr) {
     for (const gguf::KeyValue& kv : file->metadata()) {
-      if (!own_key(kv.key)) out.set(kv.key, kv.value);
+      if (!own_key(kv.key) && !(replaced && detail::is_predictor_key(kv.key))) out.set(kv.key, kv.value);
     }
     for (const gguf::TensorInfo& t : file->tensors()) {
-      if (!t.name.starts_with(kTensors)) {
-        pending.push_back({out.add_tensor(t.name, t.traits->type, t.ne), file->data(t)});
-      }
+      if (t.name.starts_with(kTensors) || (replaced && detail::is_predictor_tensor(t.name))) continue;
+      pending.push_back({out.add_tensor(t.name, t.traits->type, t.ne), file->data(t)});
     }
   }
   out.begin();

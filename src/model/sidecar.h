@@ -13,6 +13,7 @@
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
 //   profile.blk.N.moments               f32 [n_embd, n_embd]   optional
+//   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -22,6 +23,7 @@
 
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/predictors.h"
 
 namespace hearth::model {
 
@@ -108,6 +110,8 @@ class Sidecar {
   int64_t n_embd = 0;
   std::vector<int64_t> n_ff;  // by layer
   Statistics statistics;
+  // By layer: predictors to be written in place of those in `file`; empty = those are kept.
+  std::vector<PredictorData> new_predictors;
   // The file that was read, for the tensors and keys of others (predictors); null for a new sidecar.
   std::shared_ptr<const gguf::File> file;
 
