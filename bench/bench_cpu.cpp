@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "bench_gemm.h"
+#include "bench_lists.h"
 #include "core/error.h"
 #include "cpu/cpu.h"
 #include "cpu/device_case.h"
@@ -157,7 +158,10 @@ int main(int argc, char** argv) {
   hearth::ThreadTeam team(threads);
   hearth::bench::bandwidth = hearth::cpu::measure_read_bandwidth(team);
   fmt::print(stderr, "{} threads read {:.1f} GB/s\n", team.size(), hearth::bench::bandwidth / 1e9);
-  for (const auto isa : isas) hearth::bench::add_all(team, isa);
+  for (const auto isa : isas) {
+    hearth::bench::add_all(team, isa);
+    hearth::bench::add_lists(team, isa, hearth::bench::bandwidth);
+  }
   hearth::bench::add_others(team.size());
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -37,6 +37,8 @@ constexpr Kernels make_table(const char* name) {
       .activate = activate,
       .rotate = rotate,
       .weighted_sum = weighted_sum,
+      .sign_bits = sign_bits,
+      .sign_scores = sign_scores,
       .read = read_all,
   };
 }

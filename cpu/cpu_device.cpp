@@ -40,15 +40,16 @@ void CpuDevice::reserve(const Limits& l) {
   packed_ = make(T > 1 ? floats((T + mr - 1) / mr * mr * K) : 0);
   const size_t panel = floats(kPanelK * std::max<int64_t>(kStripColumns, nr));
   const size_t int8_panel = k_.int8_panel_bytes != nullptr && l.quantized_weights ? k_.int8_panel_bytes(K) : 0;
-  const size_t tile = floats(std::max(T * kGemmRows, kSmallT * kMaxDotRows));
+  const size_t tile = floats(std::max({T * kGemmRows, kSmallT * kMaxDotRows, 2 * kDownColumns}));
   const int64_t group = std::max<int64_t>(1, l.n_head / std::max<int64_t>(1, l.n_head_kv));
   const size_t attend = std::max(floats(attend_block_floats(l.head_dim, group, k_)), floats(group * kContextPiece));
   thread_floats_ = (std::max(std::max(panel, int8_panel) + tile, attend) / sizeof(float) + 63) / 64 * 64;
   thread_ = make(thread_floats_ * sizeof(float) * static_cast<size_t>(team_.size()));
   values_ = make(floats(T * l.n_ff));
-  values_q8_ = make(l.quantized_weights ? static_cast<size_t>(T) * q8_bytes(l.n_ff) : 0);
+  // A predictor may be quantised where the model is not.
+  values_q8_ = make(static_cast<size_t>(l.quantized_weights ? T : 1) * q8_bytes(l.n_ff));
   lanes_ = make(floats(kLanes * l.n_embd));
-  ids_ = make(floats(3 * l.n_ff + l.n_ff / kSelectRows + 1));
+  ids_ = make(floats(2 * l.n_ff));
   partial_ = make(floats((l.max_context / kContextPiece + 1) * l.n_head * (l.head_dim + 2)));
   angles_ = make(floats(T * l.head_dim));
 }

@@ -67,12 +67,35 @@ class CpuDevice final : public HostDevice {
   // y += sum_k values_[k] * down_t[k]: one token, or many.
   void ffn_down_one(const FfnShard& shard, float* y);
   void ffn_down_batch(const FfnShard& shard, int64_t T, float* y);
-  void ffn_active(const FfnShard& shard, Act in, int64_t begin, int64_t end, float* sum) const;
-  // Evaluates the gates of neurons [begin, end), or of the predicted ones.
-  int32_t ffn_select(const FfnShard& shard, const SparseArgs& sparse, int64_t begin, int64_t end, Act in);
-  void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
-  void sign_scores(const Predictor& predictor, const float* in, float* score);
   void sum_lanes(int64_t n_lanes, int64_t n_embd, float* y);
+
+  // The neurons that a sparse operation looks at, by position: those listed, or `n` from neuron `first` on; and where
+  // it keeps what it finds. Pieces of positions are independent of each other, so their number may follow the team's.
+  struct Candidates {
+    int64_t first = 0, n = 0, n_pieces = 0;
+    const int32_t* listed = nullptr;
+    int32_t* ids = nullptr;     // [n] each piece's finds at its first position, then all of them
+    int32_t* counts = nullptr;  // [n_pieces] finds of each piece
+    float* values = nullptr;    // [n] act(gate) of the finds, then their activations
+    int64_t begin(int64_t piece) const { return piece * n / n_pieces; }
+    int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
+  };
+  Candidates candidates(int64_t first, int64_t n, const int32_t* listed) const;
+  // Finds the active ones of a piece.
+  void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
+  // Multiplies their gates with up_act(up . h).
+  void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
+  // Moves the finds of all pieces together; returns their number.
+  static int64_t join_pieces(const Candidates& c);
+  // y[c] += sum_i values[i] down_t[ids[i]][c], i < n, for the columns [begin, end).
+  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t begin, int64_t end, float* y,
+                int thread) const;
+  void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
+
+  Act predictor_hidden(const Predictor& predictor, Act in) const;
+  int32_t predict_piece(const Predictor& predictor, Act hidden, int64_t begin, int64_t end, int32_t* ids,
+                        float* score) const;
+  void store_predicted(const PredictArgs& args, int64_t n, int64_t grain, int32_t* ids, const int32_t* counts);
 
   void attend_one(const AttentionArgs& args, float* out);
   struct AttendBlock;  // where a piece of a prefill keeps what
@@ -92,8 +115,8 @@ class CpuDevice final : public HostDevice {
   size_t thread_floats_ = 0;
   DeviceBuffer values_;     // [T][n_ff]
   DeviceBuffer values_q8_;  // the 8-bit form of values_
-  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the FFN
-  DeviceBuffer ids_;        // [2][n_ff] neuron ids: of each piece, and compacted
+  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the dense FFN
+  DeviceBuffer ids_;        // [2][n_ff] Candidates::ids and counts
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
 };

@@ -1,63 +1,96 @@
-// Predictors: scores of a layer's neurons, and the lists of those above their thresholds.
-#include <bit>
+// Predictors: scores of a layer's neurons, and the lists of those above their thresholds, in one dispatch of the team.
+#include <algorithm>
+#include <cstring>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
 
 namespace hearth::cpu {
 
-void CpuDevice::sign_scores(const Predictor& p, const float* in, float* score) {
-  const int64_t n_words = (p.n_signs + 31) / 32;
-  auto* words = reinterpret_cast<uint32_t*>(scratch(lanes_, n_words));
-  std::fill(words, words + n_words, 0u);
-  for (int64_t c = 0; c < p.n_signs; ++c) words[c / 32] |= static_cast<uint32_t>(in[c] < 0) << (c % 32);
-  team_.for_chunks(p.n(), kSelectRows, [&](int64_t begin, int64_t end, int) {
-    for (int64_t k = begin; k < end; ++k) {
-      int64_t differ = 0;
-      for (int64_t i = 0; i < n_words; ++i) differ += std::popcount(words[i] ^ p.signs[k * n_words + i]);
-      score[k] = static_cast<float>(p.n_signs - 2 * differ);
-    }
-  });
+// The layer between the two products; without one, the input itself.
+Act CpuDevice::predictor_hidden(const Predictor& p, Act in) const {
+  if (!p.fc1) return in;
+  const int64_t rank = p.fc1.rows;
+  const bool quantized = is_quantized(p.fc2.type);
+  HEARTH_CHECK(p.fc2.cols == rank, "fc2 has {} columns, fc1 {} rows", p.fc2.cols, rank);
+  HEARTH_CHECK(!quantized || values_q8_.bytes() >= q8_bytes(rank), "reserve() was told of fewer than {} neurons", rank);
+  return {scratch(lanes_, rank), quantized ? values_q8_.as<void>() : nullptr};
+}
+
+// Scores the neurons [begin, end), and lists those above their thresholds at ids[begin]; returns how many.
+int32_t CpuDevice::predict_piece(const Predictor& p, Act hidden, int64_t begin, int64_t end, int32_t* ids,
+                                 float* score) const {
+  const int64_t n = end - begin;
+  if (p.signs != nullptr) {
+    const int64_t words = n_blocks(p.n_signs);
+    k_.sign_scores(p.signs + begin * words, n, p.n_signs, lanes_.as<uint32_t>(), score + begin);
+  } else {
+    const void* x = is_quantized(p.fc2.type) ? hidden.q8 : hidden.x;
+    const RowsView rows{p.fc2.row(begin), p.fc2.row_size(), nullptr, n};
+    k_.dot_rows[index(p.fc2.type)](rows, nullptr, p.fc2.cols, x, 0, 1, score + begin, 0);
+  }
+  int32_t found = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    ids[begin + found] = static_cast<int32_t>(k);  // written before it is decided: found <= k - begin
+    found += score[k] > p.threshold.data[k] ? 1 : 0;
+  }
+  return found;
 }
 
 void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
-  float* score = scratch(values_, p.n());
-  if (p.signs != nullptr) {
-    sign_scores(p, in.x, score);
-  } else {
-    Act h = in;
-    if (p.fc1) {
-      const int64_t rank = p.fc2.cols;
-      h = {scratch(lanes_, rank), is_quantized(p.fc2.type) ? values_q8_.as<void>() : nullptr};
-      const MatmulPart first{.w = p.fc1, .bias = p.fc1_bias, .y = h.x};
-      matmul({&first, 1}, in, 1);
-      if (p.relu) k_.activate(static_cast<int>(Activation::relu), 0.0f, h.x, nullptr, false, rank, h.x);
-      quantize_rows(h, 1, rank);
-    }
-    const MatmulPart second{.w = p.fc2, .y = score};
-    matmul({&second, 1}, h, 1);
+  const int64_t n = p.n();
+  if (p.signs != nullptr)
+    k_.sign_bits(in.x, p.n_signs, reinterpret_cast<uint32_t*>(scratch(lanes_, n_blocks(p.n_signs))));
+  const Act hidden = predictor_hidden(p, in);
+  HEARTH_CHECK(p.signs != nullptr || !is_quantized(p.fc2.type) || hidden.q8 != nullptr,
+               "quantised weights need the 8-bit form of their input");
+  HEARTH_CHECK(!p.fc1 || !is_quantized(p.fc1.type) || in.q8 != nullptr,
+               "quantised weights need the 8-bit form of their input");
+  const int64_t grain = p.signs != nullptr ? kSignRows : rows_per_piece(p.fc2, 1);
+  auto* ids = reinterpret_cast<int32_t*>(scratch(ids_, 2 * n));
+  int32_t* counts = ids + n;
+  float* score = scratch(values_, n);
+  const auto first_layer = [&](int64_t begin, int64_t end, int) {
+    const RowsView rows{p.fc1.row(begin), p.fc1.row_size(), nullptr, end - begin};
+    k_.dot_rows[index(p.fc1.type)](rows, nullptr, p.fc1.cols, is_quantized(p.fc1.type) ? in.q8 : in.x, 0, 1,
+                                   hidden.x + begin, 0);
+  };
+  const auto between = [&] {
+    if (!p.fc1) return;
+    const int64_t rank = p.fc1.rows;
+    if (p.fc1_bias) k_.add(p.fc1_bias.data, rank, hidden.x);
+    if (p.relu) k_.activate(static_cast<int>(Activation::relu), 0.0f, hidden.x, nullptr, false, rank, hidden.x);
+    if (hidden.q8 != nullptr) k_.quantize(hidden.x, rank, hidden.q8);
+  };
+  const auto second_layer = [&](int64_t begin, int64_t end, int) {
+    counts[begin / grain] = predict_piece(p, hidden, begin, end, ids, score);
+  };
+  team_.for_rounds({p.fc1.rows, p.fc1 ? rows_per_piece(p.fc1, 1) : 1, first_layer}, between, {n, grain, second_layer});
+  store_predicted(args, n, grain, ids, counts);
+}
+
+// Moves the pieces' lists together, divides them at n_first and hands them out.
+void CpuDevice::store_predicted(const PredictArgs& args, int64_t n, int64_t grain, int32_t* ids,
+                                const int32_t* counts) {
+  int64_t total = 0;
+  for (int64_t begin = 0; begin < n; begin += grain) {
+    const int32_t count = counts[begin / grain];
+    std::memmove(ids + total, ids + begin, static_cast<size_t>(count) * sizeof(int32_t));
+    total += count;
   }
-  const auto list = [&](int64_t begin, int64_t end, int32_t* ids) {
-    int32_t n = 0;
-    for (int64_t k = begin; k < end; ++k) {
-      ids[n] = static_cast<int32_t>(k - begin);
-      n += score[k] > p.threshold.data[k] ? 1 : 0;
-    }
-    return n;
+  int32_t* const rest = std::lower_bound(ids, ids + total, static_cast<int32_t>(args.n_first));
+  const int64_t n_rest = ids + total - rest;
+  for (int64_t i = 0; i < n_rest; ++i) rest[i] -= static_cast<int32_t>(args.n_first);
+  const auto store = [](const int32_t* from, int64_t count, const NeuronList& to) {
+    std::copy_n(from, count, to.ids);
+    *to.count = static_cast<int32_t>(count);
   };
-  // Room for one id more than the list holds: the loop above writes before it decides.
-  auto* ids = reinterpret_cast<int32_t*>(scratch(ids_, p.n() + 1));
-  const auto store = [&](int64_t begin, int64_t end, const NeuronList& to) {
-    *to.count = list(begin, end, ids);
-    std::copy_n(ids, *to.count, to.ids);
-  };
-  if (args.n_first > 0) store(0, args.n_first, args.first);
+  if (args.n_first > 0) store(ids, rest - ids, args.first);
   const HandOff& h = args.hand_off;
   if (h.mailbox != nullptr) {
-    const auto n = static_cast<size_t>(list(args.n_first, p.n(), ids));
-    host(*h.mailbox).post(h.x, h.n, {ids, n});
-  } else if (args.n_first < p.n()) {
-    store(args.n_first, p.n(), args.rest);
+    host(*h.mailbox).post(h.x, h.n, {rest, static_cast<size_t>(n_rest)});
+  } else if (args.n_first < n) {
+    store(rest, n_rest, args.rest);
   }
 }
 

@@ -92,6 +92,10 @@ struct Kernels {
   // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * d + c], h < n_heads, j < n, c < d.
   void (*weighted_sum)(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
                        int64_t o_stride);
+  // bits: bit c % 32 of word c / 32 is set where x[c] < 0, c < n; the last word is filled up with zeros.
+  void (*sign_bits)(const float* x, int64_t n, uint32_t* bits);
+  // score[r] = n - 2 popcount(rows[r] ^ x), rows of ceil(n / 32) words.
+  void (*sign_scores)(const uint32_t* rows, int64_t n_rows, int64_t n, const uint32_t* x, float* score);
   uint64_t (*read)(const void* data, size_t bytes);  // reads everything, for measuring bandwidth
 };
 

@@ -85,6 +85,9 @@ HEARTH_SIMD F min(F a, F b) {
 HEARTH_SIMD F abs(F a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
+HEARTH_SIMD uint32_t negative(F a) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, zero(), _CMP_LT_OQ)));
+}
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }

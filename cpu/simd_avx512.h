@@ -86,6 +86,9 @@ HEARTH_SIMD F min(F a, F b) {
 HEARTH_SIMD F abs(F a) {
   return _mm512_abs_ps(a);
 }
+HEARTH_SIMD uint32_t negative(F a) {
+  return _mm512_cmp_ps_mask(a, zero(), _CMP_LT_OQ);
+}
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
 }

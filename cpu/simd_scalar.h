@@ -81,6 +81,12 @@ HEARTH_SIMD F min(F a, F b) {
 HEARTH_SIMD F abs(F a) {
   return each([=](int i) { return __builtin_fabsf(a.v[i]); });
 }
+// Bit i is set where element i is below zero.
+HEARTH_SIMD uint32_t negative(F a) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kW; ++i) bits |= static_cast<uint32_t>(a.v[i] < 0.0f) << i;
+  return bits;
+}
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return each([=](int i) { return a.v[i] > b.v[i] ? yes.v[i] : no.v[i]; });
 }

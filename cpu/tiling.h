@@ -28,11 +28,21 @@ constexpr int64_t kStripColumns = 128;
 // Tokens of a piece of a row operation.
 constexpr int64_t kRowsPerPiece = 4;
 
-// Feed-forward network: gates of one piece of the sparse selection; partial sums of the down projection (at most), and
-// the neurons that are worth one of their own.
-constexpr int64_t kSelectRows = 64;
+// Dense feed-forward network of one token: partial sums of the down projection (at most), and the neurons that are
+// worth one of their own.
 constexpr int64_t kLanes = 64;
 constexpr int64_t kLaneNeurons = 16;
+
+// Sparse feed-forward network: neurons of one piece (at most); lists of up to so many for each thread are dealt out
+// evenly at once. Neurons that are summed before the sum goes to the output, and columns of a stripe of the down
+// projection (at most; that sum stays in L1).
+constexpr int64_t kSelectRows = 64;
+constexpr int64_t kDealtRows = 16;
+constexpr int64_t kSumRows = 16;
+constexpr int64_t kDownColumns = 1024;
+
+// Sign bits of a predictor: neurons of one piece.
+constexpr int64_t kSignRows = 128;
 
 // Attention: positions that one piece of a decode step attends to; in a prefill, positions multiplied at a time, and
 // gemm tiles of queries (tokens times the heads that share keys) in one piece.
