@@ -30,6 +30,7 @@ class RecordingDevice final : public cpu::HostDevice {
              int64_t T, float* x) override {
     inner_->embed(table, ids, positions, pos, offset, T, x);
   }
+  void quantize(Act a, int64_t T, int64_t n) override { inner_->quantize(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { inner_->norm(args, x, T, out); }
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override { inner_->matmul(parts, in, T); }
   void rope_kv(const RopeKvArgs& args, int64_t T) override { inner_->rope_kv(args, T); }
