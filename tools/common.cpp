@@ -244,12 +244,12 @@ void Session::make_engine(const ModelOptions& options) {
   }
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch;
-  engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{*host_device_, planned_->placement});
+  engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{*host_device_, planned_->placement, *team_});
 }
 
 std::string Session::sparsity_reason(const ModelOptions& options) {
   const model::FfnDescription& ffn = model_->config().ffn;
-  if (engine_->sparsity() == engine::Sparsity::exact) {
+  if (engine_->sparsity() != engine::Sparsity::off) {
     if (options.sparse_threshold > 0) return fmt::format("approximate: threshold {}", options.sparse_threshold);
     return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
   }

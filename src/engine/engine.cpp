@@ -44,15 +44,54 @@ bool approximates(const EngineOptions& options) {
   return std::any_of(by_layer.begin(), by_layer.end(), [](float t) { return t > 0; });
 }
 
+// A layer that has none of its own, or whose predictor would read the layer before the first.
+bool can_predict(const model::Model& m, size_t layer) {
+  const model::LayerPredictor& p = m.weights().layers[layer].predictor;
+  return p.weights && (layer > 0 || p.input != model::PredictorInput::previous_ffn_input);
+}
+
+bool has_predictors(const model::Model& m) {
+  for (size_t l = 0; l < m.weights().layers.size(); ++l) {
+    if (can_predict(m, l)) return true;
+  }
+  return false;
+}
+
 Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
+  const Sparsity asked = options.sparsity;
+  const bool predictors = has_predictors(model);
   const bool lossless = model.config().ffn.sparse() || approximates(options);
-  if (options.sparsity == Sparsity::off) return Sparsity::off;
-  if (options.sparsity == Sparsity::auto_ && !lossless) return Sparsity::off;
+  if (asked == Sparsity::predict && !predictors) {
+    fail("--sparsity predict needs predictors, and this model has none; make them with `hearth predictor fit`");
+  }
+  if (asked == Sparsity::off) return Sparsity::off;
+  if (asked == Sparsity::auto_ && !lossless && !predictors) return Sparsity::off;
   if (const auto reason = model.prepare_sparse()) {
-    if (options.sparsity == Sparsity::exact) fail("sparse execution is not possible with this file: {}", *reason);
+    if (asked != Sparsity::auto_) fail("sparse execution is not possible with this file: {}", *reason);
     return Sparsity::off;
   }
-  return Sparsity::exact;
+  if (asked == Sparsity::auto_) return predictors ? Sparsity::predict : Sparsity::exact;
+  return asked;
+}
+
+// How the layers of an undivided model find their neurons.
+std::vector<LayerSplit> undivided(const model::Model& m, Sparsity sparsity) {
+  std::vector<LayerSplit> layers(m.weights().layers.size());
+  for (size_t l = 0; l < layers.size() && sparsity != Sparsity::off; ++l) {
+    const bool predicts = sparsity == Sparsity::predict && can_predict(m, l);
+    layers[l].selection = predicts ? Selection::predictor : Selection::gate;
+  }
+  return layers;
+}
+
+// What a plan's layers make of the asked mode: a plan may have found that a predictor does not pay anywhere.
+Sparsity sparsity_of(const std::vector<LayerSplit>& layers, Sparsity asked) {
+  if (asked == Sparsity::off) return Sparsity::off;
+  const auto any = [&](Selection s) {
+    return std::any_of(layers.begin(), layers.end(), [s](const LayerSplit& l) { return l.selection == s; });
+  };
+  if (any(Selection::predictor)) return Sparsity::predict;
+  return any(Selection::gate) ? Sparsity::exact : Sparsity::off;
 }
 
 Limits limits_of(const model::Model& m, int64_t n_ctx, int64_t n_batch) {
@@ -76,8 +115,9 @@ Limits limits_of(const model::Model& m, int64_t n_ctx, int64_t n_batch) {
 Sparsity parse_sparsity(std::string_view name) {
   if (name == "off") return Sparsity::off;
   if (name == "exact") return Sparsity::exact;
+  if (name == "predict") return Sparsity::predict;
   if (name == "auto") return Sparsity::auto_;
-  fail("unknown sparsity mode '{}'; expected off, exact or auto", name);
+  fail("unknown sparsity mode '{}'; expected off, exact, predict or auto", name);
 }
 
 const char* to_string(Sparsity sparsity) {
@@ -86,6 +126,8 @@ const char* to_string(Sparsity sparsity) {
       return "off";
     case Sparsity::exact:
       return "exact";
+    case Sparsity::predict:
+      return "predict";
     case Sparsity::auto_:
       return "auto";
   }
@@ -123,16 +165,19 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   device_.reserve(limits);
   if (division != nullptr) {
     division->host.reserve(limits);
-    split_ = split_weights(model_, division->placement, device_, division->host);
+    split_ = split_weights(model_, division->placement, device_, division->host, division->team);
+    layers_ = split_->split;
+    sparsity_ = sparsity_of(layers_, sparsity_);
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
-    host_half_ = std::make_unique<HostHalf>(c, split_->host, split_->split, division->host, *mailbox_, n_ctx_, n_batch,
+    host_half_ = std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, n_ctx_, n_batch,
                                             model_.quantized(), options_.sparse_threshold, options_.layer_thresholds);
   } else {
-    weights_ = place(model_, device_);
+    layers_ = undivided(model_, sparsity_);
+    weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
   }
   act_ = Activations(device_, c, n_batch, model_.quantized());
-  kv_ = KvCache(device_, c, n_ctx_, split_ ? attention_layers(split_->split, false) : std::vector<bool>{});
+  kv_ = KvCache(device_, c, n_ctx_, attention_layers(layers_, false));
   host_logits_.resize(static_cast<size_t>(c.n_vocab));
   density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
   density_.active_on_host = density_.active;
@@ -162,9 +207,9 @@ ForwardArgs Engine::forward_args(int64_t max_kv) {
           kv_,
           n_ctx_,
           max_kv,
-          sparsity_ == Sparsity::exact,
+          sparsity_ != Sparsity::off,
           options_.sparse_threshold,
-          split_ ? &split_->split : nullptr,
+          layers_,
           mailbox_.get(),
           options_.layer_thresholds};
 }
@@ -186,7 +231,7 @@ void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T)
   if (!split_) return device_part();
   if (mailbox_->failed())
     fail("an earlier hand-off between {} and the CPU failed; this run cannot go on", device_.name());
-  const bool sparse = sparsity_ == Sparsity::exact && T == 1;
+  const bool sparse = sparsity_ != Sparsity::off && T == 1;
   if (recorded) {
     device_part();
     return host_half_->serve(T, sparse);
@@ -274,11 +319,11 @@ void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, s
 }
 
 void Engine::record_density() {
-  if (sparsity_ != Sparsity::exact) return;
+  if (sparsity_ == Sparsity::off) return;
   std::vector<int32_t> counts(density_.active.size());
   device_.download(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
   for (size_t l = 0; l < counts.size(); ++l) {
-    const double cold = split_ && (split_->split[l].has_cold) ? host_half_->n_active()[l] : 0;
+    const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0;
     density_.active_on_host[l] += cold;
     density_.active[l] += counts[l] + cold;
   }

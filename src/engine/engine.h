@@ -20,10 +20,11 @@
 
 namespace hearth::engine {
 
-// off: every neuron. exact: every gate, then up and down of the active neurons alone. auto_: exact where it loses
-// nothing (the ReLU families) and the file allows it, otherwise off.
-enum class Sparsity { off, exact, auto_ };
-Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "auto"; throws Error
+// off: every neuron. exact: every gate, then up and down of the active neurons alone. predict: in layers with a
+// predictor the gates of the neurons it names alone; exact in the others. auto_: predict where the model has
+// predictors; exact where it loses nothing (the ReLU families) and the file allows it; otherwise off.
+enum class Sparsity { off, exact, predict, auto_ };
+Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "predict", "auto"; throws Error
 const char* to_string(Sparsity sparsity);
 
 struct EngineOptions {
@@ -48,6 +49,7 @@ struct DensityStats {
 struct Division {
   Device& host;  // a CPU device
   const Placement& placement;
+  ThreadTeam& team;  // copies rows while the model is loaded
 };
 
 class Engine {
@@ -62,7 +64,7 @@ class Engine {
 
   const model::Config& config() const { return model_.config(); }
   Device& device() { return device_; }
-  Sparsity sparsity() const { return sparsity_; }  // off or exact
+  Sparsity sparsity() const { return sparsity_; }  // off, exact or predict
   int64_t n_ctx() const { return n_ctx_; }
   int64_t n_past() const { return n_past_; }
 
@@ -103,6 +105,7 @@ class Engine {
   int64_t n_ctx_ = 0, n_past_ = 0;
   model::Weights weights_;               // the main device's
   std::optional<SplitWeights> split_;    // set when the model is divided
+  std::vector<LayerSplit> layers_;       // how each layer is run
   std::unique_ptr<Mailbox> mailbox_;     // with split_
   std::unique_ptr<HostHalf> host_half_;  // with split_
   Activations act_;

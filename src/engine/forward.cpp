@@ -51,7 +51,7 @@ void attention_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t
 }
 
 void ffn_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T) {
-  f.device.norm(norm_args(f.config, weights_of(f, layer).ffn_norm), x, T, f.act.ffn_normed);
+  f.device.norm(norm_args(f.config, weights_of(f, layer).ffn_norm), x, T, f.act.ffn_input(layer, T));
 }
 
 // y += Wo · attention(rope(Wq h), rope(Wk h), Wv h) + bo
@@ -67,14 +67,42 @@ void attention_block(const ForwardArgs& f, int64_t layer, int64_t T, float* y) {
 }
 
 // y += Wd · (act(Wg h) ⊙ Wu h) + bd
-void ffn_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y) {
+void ffn_dense_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y) {
+  FfnShard shard = weights_of(f, layer).ffn;
+  shard.gate.rows = shard.n_whole();  // without the lone gate rows behind them
+  f.device.ffn_dense(shard, f.act.ffn_input(layer, T), T, down_bias, y);
+}
+
+void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Vector down_bias, float* y) {
+  f.device.ffn_sparse(weights_of(f, layer).ffn, sparse, f.act.ffn_input(layer, 1), down_bias, y);
+}
+
+void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off) {
   const LayerWeights& w = weights_of(f, layer);
-  if (f.sparse && T == 1) {
-    const SparseArgs sparse{.threshold = f.threshold(layer), .n_active = f.act.n_active + layer};
-    f.device.ffn_sparse(w.ffn, sparse, f.act.ffn_normed, down_bias, y);
-  } else {
-    f.device.ffn_dense(w.ffn, f.act.ffn_normed, T, down_bias, y);
+  const Predictor& p = w.predictor.weights;
+  Act in;
+  switch (w.predictor.input) {
+    case model::PredictorInput::ffn_input:
+      in = f.act.ffn_input(layer, 1);
+      break;
+    case model::PredictorInput::previous_ffn_input:
+      in = f.act.ffn_input(layer - 1, 1);
+      break;
+    case model::PredictorInput::residual:
+      in = {const_cast<float*>(x), f.act.x_q8};  // inputs of operations are only read
+      if (is_quantized(p.fc1 ? p.fc1.type : p.fc2.type)) f.device.quantize(in, 1, f.config.n_embd);
+      break;
   }
+  f.device.predict(p, in, {.n_first = w.ffn.n(), .first = f.act.predicted, .rest = {}, .hand_off = hand_off});
+}
+
+SparseArgs sparse_args(const ForwardArgs& f, int64_t layer) {
+  SparseArgs sparse{.threshold = f.threshold(layer), .n_active = f.act.n_active + layer};
+  if (f.split[static_cast<size_t>(layer)].selection == Selection::predictor) {
+    sparse.predicted = f.act.predicted.ids;
+    sparse.n_predicted = f.act.predicted.count;
+  }
+  return sparse;
 }
 
 void forward_embedding(const ForwardArgs& f, int64_t T) {
@@ -83,46 +111,91 @@ void forward_embedding(const ForwardArgs& f, int64_t T) {
 
 namespace {
 
-// x += attention(n_a(x)), then x += ffn(n_f(x)). The hot neurons' sum is added while the CPU computes the cold ones'.
+// Does a later predictor on this device read this layer's FFN input?
+bool next_looks_back(const ForwardArgs& f, int64_t layer) {
+  if (layer + 1 >= f.config.n_layer) return false;
+  const LayerSplit& next = f.split[static_cast<size_t>(layer + 1)];
+  return next.selection == Selection::predictor && next.predictor_on_main &&
+         weights_of(f, layer + 1).predictor.input == model::PredictorInput::previous_ffn_input;
+}
+
+// The main device's FFN, with what it hands to the CPU and what it gets back.
+class FfnPart {
+ public:
+  FfnPart(const ForwardArgs& f, const LayerSplit& split, int64_t layer, int64_t T)
+      : f_(f), split_(split), layer_(layer), T_(T), sparse_(f.sparse && T == 1 && split.selection != Selection::all) {}
+
+  // Whether the neurons that the device finds for the CPU are part of the hand-off.
+  bool predicts() const { return sparse_ && split_.selection == Selection::predictor && split_.predictor_on_main; }
+  bool finds_gates() const { return sparse_ && split_.n_lone_gates > 0; }
+  bool reads_input() const {
+    return split_.has_hot || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_));
+  }
+
+  // Before anything changes x: norm, prediction, and the hand-off unless the gates make it.
+  void begin(bool asks) {
+    float* const x = f_.act.x;
+    const int64_t n = T_ * f_.config.n_embd;
+    if (asks && !predicts() && !finds_gates()) f_.device.post(*f_.mailbox, x, n);
+    if (reads_input()) ffn_norm(f_, layer_, x, T_);
+    if (predicts()) predict_neurons(f_, layer_, x, {asks ? f_.mailbox : nullptr, x, n});
+  }
+  // x += this device's neurons, and the CPU's answer with `collect`.
+  void finish(Mailbox* collect) {
+    float* const x = f_.act.x;
+    const Vector bias = split_.has_hot ? weights_of(f_, layer_).ffn_down_bias : Vector{};  // or the CPU adds it
+    if (sparse_ && (split_.has_hot || finds_gates())) {
+      SparseArgs args = sparse_args(f_, layer_);
+      if (finds_gates()) args.hand_off = {f_.mailbox, x, f_.config.n_embd};
+      args.collect = collect;
+      return ffn_sparse_block(f_, layer_, args, bias, x);
+    }
+    if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
+    if (collect != nullptr) f_.device.collect(*collect, x, T_ * f_.config.n_embd);
+  }
+
+ private:
+  const ForwardArgs& f_;
+  const LayerSplit& split_;
+  int64_t layer_, T_;
+  bool sparse_;
+};
+
+// x += attention(n_a(x)), then x += ffn(n_f(x)). The hot neurons' sum is computed while the CPU computes the cold
+// ones'.
 void sequential_layer(const ForwardArgs& f, const LayerSplit& split, int64_t layer, int64_t T) {
   float* const x = f.act.x;
-  const int64_t n = T * f.config.n_embd;
   if (split.attention_on_host) {
+    const int64_t n = T * f.config.n_embd;
     f.device.post(*f.mailbox, x, n);
     f.device.collect(*f.mailbox, x, n);
-    if (split.whole_on_host()) return;
   } else {
     attention_norm(f, layer, x, T);
     attention_block(f, layer, T, x);
   }
-  if (split.has_cold) f.device.post(*f.mailbox, x, n);
-  if (split.has_hot) {
-    ffn_norm(f, layer, x, T);
-    ffn_block(f, layer, T, weights_of(f, layer).ffn_down_bias, x);
-  }
-  if (split.has_cold) f.device.collect(*f.mailbox, x, n);
+  if (split.whole_on_host()) return;
+  FfnPart ffn(f, split, layer, T);
+  ffn.begin(split.has_cold);
+  ffn.finish(split.has_cold ? f.mailbox : nullptr);
 }
 
 // x += attention(n_a(x)) + ffn(n_f(x)). What the CPU owns of the layer is one hand-off.
 void parallel_layer(const ForwardArgs& f, const LayerSplit& split, int64_t layer, int64_t T) {
   float* const x = f.act.x;
-  const int64_t n = T * f.config.n_embd;
   const bool asks = split.attention_on_host || split.has_cold;
-  if (asks) f.device.post(*f.mailbox, x, n);
-  if (split.has_hot) ffn_norm(f, layer, x, T);  // before x changes
-  if (!split.attention_on_host) {
-    attention_norm(f, layer, x, T);
-    attention_block(f, layer, T, x);
-  }
-  if (split.has_hot) ffn_block(f, layer, T, weights_of(f, layer).ffn_down_bias, x);
-  if (asks) f.device.collect(*f.mailbox, x, n);
+  FfnPart ffn(f, split, layer, T);
+  ffn.begin(asks);  // both norms before x changes
+  if (!split.attention_on_host) attention_norm(f, layer, x, T);
+  ffn.finish(nullptr);
+  if (!split.attention_on_host) attention_block(f, layer, T, x);
+  if (asks) f.device.collect(*f.mailbox, x, T * f.config.n_embd);
 }
 
 }  // namespace
 
 void forward_layers(const ForwardArgs& f, int64_t T) {
   for (int64_t layer = 0; layer < f.config.n_layer; ++layer) {
-    const LayerSplit split = f.split != nullptr ? (*f.split)[static_cast<size_t>(layer)] : LayerSplit{};
+    const LayerSplit& split = f.split[static_cast<size_t>(layer)];
     if (f.config.parallel_block) {
       parallel_layer(f, split, layer, T);
     } else {

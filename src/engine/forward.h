@@ -7,16 +7,27 @@
 #include "core/device.h"
 #include "engine/activations.h"
 #include "engine/kv_cache.h"
+#include "engine/placement.h"
 #include "model/model.h"
 
 namespace hearth::engine {
 
-// Which part of a layer the main device leaves to the CPU. It posts the residual stream x and adds what comes back.
+// How one layer is run: which part the main device leaves to the CPU (it posts the residual stream x and adds what
+// comes back), and how the neurons that one token needs are found.
 struct LayerSplit {
   bool attention_on_host = false;
   bool has_hot = true;    // the main device owns some of the layer's neurons
   bool has_cold = false;  // the CPU does
-  bool whole_on_host() const { return attention_on_host && !has_hot; }
+  Selection selection = Selection::all;
+  bool predictor_on_main = true;  // with Selection::predictor: the main device predicts, for the CPU's neurons too
+  // Neurons of the CPU whose gate rows are on the main device too, behind those of its own neurons: the first rows of
+  // the CPU's shard. For one token their gates come with the hand-off.
+  int64_t n_lone_gates = 0;
+  // The main device takes no part in the layer but the hand-off.
+  bool whole_on_host() const {
+    return attention_on_host && !has_hot && n_lone_gates == 0 &&
+           !(selection == Selection::predictor && predictor_on_main);
+  }
 };
 
 // The layers whose attention is on the host, or on the main device.
@@ -34,11 +45,11 @@ struct ForwardArgs {
   KvCache& kv;
   int64_t n_ctx;   // of the cache
   int64_t max_kv;  // upper bound of the positions in use after this pass
-  bool sparse;     // single tokens skip inactive neurons
+  bool sparse;     // single tokens skip inactive neurons, as each layer's selection says
   float sparse_threshold;
-  const std::vector<LayerSplit>* split = nullptr;  // null: everything is on this device
-  Mailbox* mailbox = nullptr;                      // with `split`
-  std::span<const float> layer_thresholds = {};    // [n_layer], instead of sparse_threshold; or empty
+  const std::vector<LayerSplit>& split;
+  Mailbox* mailbox = nullptr;                    // where some layer has a part of the CPU's
+  std::span<const float> layer_thresholds = {};  // [n_layer], instead of sparse_threshold; or empty
   float threshold(int64_t layer) const {
     return layer_thresholds.empty() ? sparse_threshold : layer_thresholds[static_cast<size_t>(layer)];
   }
@@ -52,10 +63,18 @@ void forward_layers(const ForwardArgs& f, int64_t T);
 void forward_head(const ForwardArgs& f, int64_t first, int64_t count);
 
 // The two halves of a layer, for whoever runs a part of one. Inputs are normed; outputs are added to y [T][n_embd].
-void attention_block(const ForwardArgs& f, int64_t layer, int64_t T, float* y);              // act.normed -> y
-void ffn_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y);  // act.ffn_normed -> y
-// x [T][n_embd] -> act.normed, act.ffn_normed.
+void attention_block(const ForwardArgs& f, int64_t layer, int64_t T, float* y);  // act.normed -> y
+// act.ffn_input(layer, T) -> y: the neurons of this device's shard, as `sparse` says.
+void ffn_dense_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y);
+void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Vector down_bias, float* y);
+// x [T][n_embd] -> act.normed, act.ffn_input(layer, T).
 void attention_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 void ffn_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
+
+// One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the
+// others, in the hand-off. x: the residual stream before the FFN's norm.
+void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off);
+// The arguments of ffn_sparse() on the neurons that the layer's selection finds on this device alone.
+SparseArgs sparse_args(const ForwardArgs& f, int64_t layer);
 
 }  // namespace hearth::engine

@@ -14,7 +14,7 @@ HostHalf::HostHalf(const model::Config& config, const model::Weights& weights, c
       mailbox_(mailbox),
       act_(host, config, n_batch, with_q8),
       kv_(host, config, n_ctx, attention_layers(split, true)),
-      f_{config, weights, host, act_, kv_, n_ctx, n_ctx, false, sparse_threshold, nullptr, nullptr, layer_thresholds} {}
+      f_{config, weights, host, act_, kv_, n_ctx, n_ctx, false, sparse_threshold, split, nullptr, layer_thresholds} {}
 
 void HostHalf::set_tokens(std::span<const int32_t> ids, int64_t first_position) {
   std::copy(ids.begin(), ids.end(), act_.ids);
@@ -39,9 +39,52 @@ void HostHalf::attention_part(int64_t layer, int64_t T, const float* x, float* y
   attention_block(f_, layer, T, y);
 }
 
-void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
+namespace {
+
+// Rows [first, n) of a shard.
+FfnShard rows_from(const FfnShard& s, int64_t first) {
+  FfnShard part = s;
+  const auto matrix = [&](Matrix& m) {
+    if (m) m = m.slice_rows(first, m.rows - first);
+  };
+  const auto vector = [&](Vector& v) {
+    if (v) v = {v.data + first, v.n - first};
+  };
+  matrix(part.gate), matrix(part.up), matrix(part.down_t);
+  vector(part.gate_bias), vector(part.up_bias);
+  return part;
+}
+
+}  // namespace
+
+// The neurons whose gates the main device has evaluated, then the gates of the others.
+void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Vector down_bias, float* y) {
+  const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
+  const int64_t n_lone = split_[static_cast<size_t>(layer)].n_lone_gates;
+  SparseArgs known = sparse_args(f_, layer);
+  known.predicted = request.ids, known.n_predicted = request.n_ids, known.gate_values = request.values;
+  ffn_sparse_block(f_, layer, known, down_bias, y);
+  if (n_lone == whole.n()) return;
+  const int32_t n_known = act_.n_active[layer];
+  host_.ffn_sparse(rows_from(whole, n_lone), sparse_args(f_, layer), act_.ffn_input(layer, 1), {}, y);
+  act_.n_active[layer] += n_known;
+}
+
+void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request, const float* x, float* y) {
+  const LayerSplit& split = split_[static_cast<size_t>(layer)];
+  const Vector bias = f_.weights.layers[static_cast<size_t>(layer)].ffn_down_bias;
   ffn_norm(f_, layer, x, T);
-  ffn_block(f_, layer, T, f_.weights.layers[static_cast<size_t>(layer)].ffn_down_bias, y);
+  if (T > 1 || !f_.sparse || split.selection == Selection::all) return ffn_dense_block(f_, layer, T, bias, y);
+  if (split.n_lone_gates > 0) return ffn_lone_gates(layer, request, bias, y);
+  SparseArgs sparse = sparse_args(f_, layer);
+  if (split.selection == Selection::predictor) {
+    if (split.predictor_on_main) {
+      sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
+    } else {
+      predict_neurons(f_, layer, x, {});
+    }
+  }
+  ffn_sparse_block(f_, layer, sparse, bias, y);
 }
 
 void HostHalf::serve_layer(int64_t layer, int64_t T) {
@@ -50,10 +93,10 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
   float* const answer = mailbox_.answer_buffer();
   if (config_.parallel_block) {
     if (!split.attention_on_host && !split.has_cold) return;
-    const float* x = mailbox_.wait_request().x;
+    const MailboxRequest request = mailbox_.wait_request();
     std::memset(answer, 0, bytes);
-    if (split.has_cold) ffn_part(layer, T, x, answer);
-    if (split.attention_on_host) attention_part(layer, T, x, answer);
+    if (split.has_cold) ffn_part(layer, T, request, request.x, answer);
+    if (split.attention_on_host) attention_part(layer, T, request.x, answer);
     return mailbox_.answer();
   }
   if (split.attention_on_host) {
@@ -62,15 +105,15 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
     attention_part(layer, T, x, answer);
     if (split.whole_on_host()) {  // the FFN's input is x plus what the attention added
       for (int64_t i = 0; i < T * config_.n_embd; ++i) act_.x[i] = x[i] + answer[i];
-      ffn_part(layer, T, act_.x, answer);
+      ffn_part(layer, T, {}, act_.x, answer);
       return mailbox_.answer();
     }
     mailbox_.answer();
   }
   if (!split.has_cold) return;
-  const float* x = mailbox_.wait_request().x;
+  const MailboxRequest request = mailbox_.wait_request();
   std::memset(answer, 0, bytes);
-  ffn_part(layer, T, x, answer);
+  ffn_part(layer, T, request, request.x, answer);
   mailbox_.answer();
 }
 

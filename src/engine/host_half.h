@@ -36,7 +36,9 @@ class HostHalf {
 
  private:
   void attention_part(int64_t layer, int64_t T, const float* x, float* y);
-  void ffn_part(int64_t layer, int64_t T, const float* x, float* y);
+  // x: the residual stream before the FFN; the request's neurons where the main device found them.
+  void ffn_part(int64_t layer, int64_t T, const MailboxRequest& request, const float* x, float* y);
+  void ffn_lone_gates(int64_t layer, const MailboxRequest& request, Vector down_bias, float* y);
   void serve_layer(int64_t layer, int64_t T);
 
   const model::Config& config_;

@@ -2,8 +2,11 @@
 
 namespace hearth::engine {
 
-model::Weights place(model::Model& model, Device& device) {
+model::Weights place(model::Model& model, Device& device, bool with_predictors) {
   model::Weights w = model.weights();
+  if (!with_predictors) {
+    for (model::LayerWeights& layer : w.layers) layer.predictor = {};
+  }
   const bool tied = model.tied_head();
   if (tied) w.output = {};
   w.for_each([&](auto& tensor) {

@@ -32,6 +32,9 @@ void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
     fail("the plan has lone gate rows in layer {}, which selects its neurons by '{}'; plan again", layer,
          to_string(l.selection));
   }
+  if (l.selection == Selection::predictor && l.predictor == Where::cpu && !l.gpu_bucket.empty()) {
+    fail("the plan has neurons of layer {} on the GPU and their predictor on the CPU; plan again", layer);
+  }
 }
 
 }  // namespace
@@ -59,17 +62,16 @@ uint64_t Placement::planned_bytes() const {
 }
 
 std::vector<int32_t> Placement::cpu_rows(size_t layer, int64_t n_ff) const {
-  const std::vector<int32_t>& hot = layers[layer].gpu_bucket;
-  std::vector<int32_t> cold;
-  cold.reserve(static_cast<size_t>(n_ff) - hot.size());
-  size_t next = 0;
+  const LayerPlacement& l = layers[layer];
+  std::vector<bool> listed(static_cast<size_t>(n_ff));
+  for (const int32_t id : l.gpu_bucket) listed[static_cast<size_t>(id)] = true;
+  for (const int32_t id : l.gpu_gates) listed[static_cast<size_t>(id)] = true;
+  std::vector<int32_t> rows = l.gpu_gates;
+  rows.reserve(static_cast<size_t>(n_ff) - l.gpu_bucket.size());
   for (int32_t id = 0; id < n_ff; ++id) {
-    if (next < hot.size() && hot[next] == id)
-      ++next;
-    else
-      cold.push_back(id);
+    if (!listed[static_cast<size_t>(id)]) rows.push_back(id);
   }
-  return cold;
+  return rows;
 }
 
 void check_placement(const Placement& p, const model::Config& c, const std::string& model_fingerprint) {

@@ -47,8 +47,8 @@ struct Placement {
 
   bool uses_gpu() const { return !planned.empty(); }
   uint64_t planned_bytes() const;
-  // The neurons of a layer that are not hot, ascending: their up and down rows live in host memory, and the gate rows
-  // of those outside gpu_gates.
+  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates, then the others, each
+  // ascending.
   std::vector<int32_t> cpu_rows(size_t layer, int64_t n_ff) const;
 };
 

@@ -4,24 +4,49 @@
 
 #include "core/buffer.h"
 #include "core/device.h"
+#include "core/thread_team.h"
 #include "engine/forward.h"
 #include "engine/placement.h"
 #include "model/model.h"
 
 namespace hearth::engine {
 
+// The CPU's rows of all layers in one piece of host memory: huge pages where the system has them, page-locked for the
+// main device, so that it can also read them itself.
+class HostArena {
+ public:
+  HostArena() = default;
+  HostArena(Device& main, size_t bytes);
+  HostArena(HostArena&& other) noexcept { *this = std::move(other); }
+  HostArena& operator=(HostArena&& other) noexcept;
+  ~HostArena();
+
+  std::byte* take(size_t bytes);  // aligned to 64
+  size_t bytes() const { return memory_.bytes(); }
+  static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  Device* main_ = nullptr;
+  HostBuffer memory_;
+  size_t used_ = 0;
+};
+
 struct SplitWeights {
   model::Weights main;            // in the main device's memory; parts it does not own are empty
   model::Weights host;            // in the CPU's
   std::vector<LayerSplit> split;  // per layer
-  std::vector<HostBuffer> packs;  // rows of cold neurons, contiguous: what `host` points to in layers with both kinds
+  HostArena arena;                // what `host` points to in layers that the CPU has neurons of
+  std::vector<HostBuffer> packs;  // what `main` points to where its address space is the host's
 
   bool embedding_on_host = false, output_on_host = false;
 };
 
-// Row k of the main device's shard of a layer is neuron gpu_bucket[k]; row k of the CPU's is the k-th of the others.
-// Copies one layer at a time. The model must have transposed down projections (Model::prepare_sparse) unless every
-// layer is whole on one side. Throws Error when a layer is divided and its down projection is not transposed.
-SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host);
+// Row k of the main device's shard of a layer is neuron gpu_bucket[k], then come the lone gate rows of gpu_gates; row k
+// of the CPU's is Placement::cpu_rows()[k]. A predictor that serves both has its rows in that order. Copies one layer
+// at a time, on the team's threads. The model must have transposed down projections (Model::prepare_sparse) unless
+// every layer is whole on one side. Throws Error when a layer is divided and its down projection is not transposed, or
+// a predictor is asked for and absent, or reads what its device does not have.
+SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host,
+                           ThreadTeam& team);
 
 }  // namespace hearth::engine

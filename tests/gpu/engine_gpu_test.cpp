@@ -137,7 +137,7 @@ TEST_P(GpuEngine, DividedWithTheCpuEqualsTheCpuAlone) {
       const auto gpu = cuda::make_device(0);
       const EngineOptions options{.n_batch = 16, .use_graph = graph};
       Engine a(plain, *cpu, options);
-      Engine b(divided, *gpu, options, {*host, p});
+      Engine b(divided, *gpu, options, {*host, p, team_});
       const std::vector<int32_t> ids = {1, 5, 7, 2, 9, 30, 4, 8, 21, 3};
       expect_close(b.eval(ids), a.eval(ids), c, GetParam().type, "prompt");
       for (const int32_t& id : ids) expect_close(b.eval({&id, 1}), a.eval({&id, 1}), c, GetParam().type, "decode");

@@ -38,6 +38,7 @@ class RecordingDevice final : public cpu::HostDevice {
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector bias, float* y) override {
     inner_->ffn_dense(shard, in, T, bias, y);
   }
+  void predict(const Predictor& p, Act in, const PredictArgs& args) override { inner_->predict(p, in, args); }
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector bias, float* y) override {
     Step step;
     step.input.assign(in.x, in.x + n_embd_);
