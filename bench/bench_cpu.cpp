@@ -1,12 +1,13 @@
 // Speed of the CPU device's operations, per instruction set: GB/s of weights (share of the measured read bandwidth) and
 // GFLOP/s. Each case is the tests' (tests/cpu/device_case.h) and must agree with the oracle before it is timed.
-//   bench_cpu [--threads=N] [--isa=avx2] [Google Benchmark's flags]
+//   bench_cpu [--threads=N] [--no-pin] [--isa=avx2] [Google Benchmark's flags]
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <tuple>
 
 #include "bench_gemm.h"
 #include "bench_lists.h"
@@ -96,6 +97,18 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
           [=] { return test::ffn_case(1, s); }, [=] { return test::ffn_speed(large); });
     }
   }
+  using Kind = test::PredictShape::Kind;
+  for (const auto& [name, kind, type] : {std::tuple{"low-rank/f16", Kind::low_rank, DType::f16},
+                                         {"low-rank/q4_0", Kind::low_rank, DType::q4_0},
+                                         {"gate-copy/q4_0", Kind::gate_copy, DType::q4_0},
+                                         {"signs", Kind::signs, DType::f32}}) {
+    const test::PredictShape s{.kind = kind, .type = type, .n = 11008, .n_embd = 4096, .rank = 1024, .density = 0.11};
+    test::PredictShape small = s;
+    small.n = 500, small.n_embd = 256, small.rank = 64;
+    add(
+        fmt::format("predict/{}", name), team, isa, [=] { return test::predict_case(1, small); },
+        [=] { return test::predict_case(1, s); });
+  }
   for (const int64_t context : {512, 8192}) {
     for (const int64_t kv : {32, 8}) {
       const AttentionShape s{
@@ -138,10 +151,13 @@ void add_others(int threads) {
 
 int main(int argc, char** argv) {
   int threads = 0, kept = 1;
+  hearth::ThreadTeamOptions options;
   std::vector<hearth::cpu::Isa> isas = {hearth::cpu::best_isa()};
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--threads=", 10) == 0) {
       threads = std::atoi(argv[i] + 10);
+    } else if (std::strcmp(argv[i], "--no-pin") == 0) {
+      options.pin = false;
     } else if (std::strncmp(argv[i], "--isa=", 6) == 0) {
       isas.clear();
       for (const auto isa : hearth::cpu::available_isas()) {
@@ -155,7 +171,7 @@ int main(int argc, char** argv) {
   argc = kept;
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  hearth::ThreadTeam team(threads);
+  hearth::ThreadTeam team(threads, options);
   hearth::bench::bandwidth = hearth::cpu::measure_read_bandwidth(team);
   fmt::print(stderr, "{} threads read {:.1f} GB/s\n", team.size(), hearth::bench::bandwidth / 1e9);
   for (const auto isa : isas) {

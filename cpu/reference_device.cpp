@@ -275,7 +275,7 @@ class ReferenceDevice final : public HostDevice {
     } else {
       std::iota(candidates.begin(), candidates.end(), 0);
     }
-    std::vector<double> sum(static_cast<size_t>(s.gate.cols));
+    std::vector<double> sum(static_cast<size_t>(s.down_t.cols));
     int32_t n_active = 0;
     for (size_t i = 0; i < candidates.size(); ++i) {
       const int32_t k = candidates[i];

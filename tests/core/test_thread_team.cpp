@@ -5,6 +5,7 @@
 #include <chrono>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -44,6 +45,37 @@ TEST(ThreadTeam, ChunksCoverTheRangeOnceWhateverTheTeam) {
       for (const int h : hits) ASSERT_EQ(h, 1);
     }
   }
+}
+
+// Nothing here is atomic: the team must order all of it, late members and members without a piece included.
+TEST(ThreadTeam, TheSecondRoundSeesAllOfTheFirst) {
+  for (const int n : {1, 2, 3, 7}) {
+    ThreadTeam team(n);
+    for (int round = 0; round < 300; ++round) {
+      for (const auto& [first, second] : {std::pair{0, 0}, {0, 9}, {1, 1}, {9, 0}, {3, 40}, {40, 3}, {8, 8}}) {
+        std::vector<int> a(static_cast<size_t>(first)), b(static_cast<size_t>(second));
+        int sum = -1;
+        team.for_rounds({first, 2,
+                         [&](int64_t begin, int64_t end, int) {
+                           for (int64_t i = begin; i < end; ++i) a[static_cast<size_t>(i)] += static_cast<int>(i) + 1;
+                         }},
+                        [&] { sum = std::accumulate(a.begin(), a.end(), sum + 1); },
+                        {second, 3, [&](int64_t begin, int64_t end, int thread) {
+                           EXPECT_LT(thread, n);
+                           for (int64_t i = begin; i < end; ++i) b[static_cast<size_t>(i)] += sum;
+                         }});
+        ASSERT_EQ(sum, first * (first + 1) / 2);
+        for (const int v : b) ASSERT_EQ(v, sum);
+      }
+    }
+  }
+}
+
+TEST(ThreadTeam, WorksWithoutPinningAndSpinning) {
+  ThreadTeam team(2, {.pin = false, .spin = std::chrono::microseconds(0)});
+  std::atomic<int> calls = 0;
+  for (int i = 0; i < 200; ++i) team.for_chunks(3, 1, [&](int64_t, int64_t, int) { ++calls; });
+  EXPECT_EQ(calls, 600);
 }
 
 TEST(ThreadTeam, WakesAfterSleeping) {

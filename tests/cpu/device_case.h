@@ -117,10 +117,25 @@ struct FfnShape {
   double density = 0.5;  // share of neurons that are active (by shifting the gate's bias)
   float threshold = 0.0f;
   enum class Predicted { all, superset, subset, none } predicted = Predicted::all;
+  // The list comes with act(gate) of its neurons, all active, and the shard has no gate rows. Needs a list.
+  bool gate_values = false;
+  // Gate rows behind the shard's own, handed over to a partner whose answer is added in; 0: no partner.
+  int64_t n_handed = 0;
 };
 Case ffn_case(uint32_t seed, const FfnShape& shape);
 // The same weights and inputs as the sparse case's, computed by ffn_dense.
 Case dense_twin(uint32_t seed, const FfnShape& sparse);
+
+struct PredictShape {
+  enum class Kind { low_rank, gate_copy, signs } kind = Kind::low_rank;
+  DType type = DType::f32;
+  int64_t n = 96, n_embd = 64, rank = 32;
+  bool relu = false, bias = false;  // between the two products
+  double density = 0.3;             // share of the neurons that are predicted
+  int64_t n_first = 0;              // neurons of the first list
+  bool hand_off = false;            // the others go into a mailbox
+};
+Case predict_case(uint32_t seed, const PredictShape& shape);
 
 // The same operations at sizes at which only speed is of interest: small repeated weights, no tolerance.
 Case matmul_speed(DType type, int64_t T, int64_t rows, int64_t cols);

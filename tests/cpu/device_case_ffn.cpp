@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "core/error.h"
 #include "cpu/device_case.h"
@@ -22,6 +23,8 @@ struct FfnData {
   Weights gate, up, down;
   std::vector<float> gate_bias, up_bias, y_bias, x, y;
   std::vector<int32_t> predicted;
+  std::vector<float> gates;   // act(gate) of the predicted, with FfnShape::gate_values
+  std::vector<float> answer;  // the partner's, with FfnShape::n_handed
 };
 
 double activate(const FfnShape& s, double z) {
@@ -45,8 +48,8 @@ struct Value {
   bool active = false, doubtful = false;  // doubtful: rounding may decide whether it is active
 };
 
-// Neuron k for token x, and how far an f32 implementation may be off.
-Value neuron(const FfnData& d, int64_t k, const std::vector<double>& x, const std::vector<double>& x_up) {
+// The gate of neuron k for token x, and how far an f32 implementation may be off.
+Value gate_of(const FfnData& d, int64_t k, const std::vector<double>& x) {
   const FfnShape& s = d.shape;
   const auto at = static_cast<size_t>(k);
   const Sum z_sum = product(d.gate, k, x);
@@ -62,16 +65,22 @@ Value neuron(const FfnData& d, int64_t k, const std::vector<double>& x, const st
   const bool jump = s.act == Activation::fat_relu && std::fabs(z - s.act_threshold) <= z_error;
   v.doubtful =
       jump || (s.sparse && std::fabs(std::fabs(a) - s.threshold) <= a_error && (s.threshold > 0 || z + z_error > 0));
-  if (!d.up) {
-    v.value = a;
-    v.error = a_error;
-    return v;
-  }
+  v.value = a;
+  v.error = a_error;
+  return v;
+}
+
+// Its activation.
+Value neuron(const FfnData& d, int64_t k, const std::vector<double>& x, const std::vector<double>& x_up) {
+  Value v = gate_of(d, k, x);
+  if (!d.up) return v;
+  const double a = v.value, a_error = v.error;
+  const auto at = static_cast<size_t>(k);
   const Sum u_sum = product(d.up, k, x_up);
   const double u_bias = d.up_bias.empty() ? 0.0 : d.up_bias[at];
   double u = u_sum.value + u_bias;
   const double u_error = u_sum.error(d.up.cols) + 2 * kUlp * (std::fabs(u_bias) + std::fabs(u));
-  if (s.up_relu) u = std::max(u, 0.0);
+  if (d.shape.up_relu) u = std::max(u, 0.0);
   v.value = a * u;
   v.error = std::fabs(a) * u_error + std::fabs(u) * a_error + a_error * u_error + 2 * kUlp * std::fabs(v.value);
   return v;
@@ -126,7 +135,8 @@ bool ffn_tolerance(const FfnData& d, std::vector<double>& tolerance) {
         error += std::fabs(w) * v.error;
       }
       const auto at = static_cast<size_t>(t * n_embd + i);
-      const double other = std::fabs(d.y[at]) + (d.y_bias.empty() ? 0.0 : std::fabs(d.y_bias[static_cast<size_t>(i)]));
+      const double other = std::fabs(d.y[at]) + (d.y_bias.empty() ? 0.0 : std::fabs(d.y_bias[static_cast<size_t>(i)])) +
+                           (d.answer.empty() ? 0.0 : std::fabs(d.answer[static_cast<size_t>(i)]));
       // The partial sums, at most 64, are added to what is there one after the other.
       tolerance[at] =
           error + sum.error(s.n) + std::min(64.0, static_cast<double>(s.n) / 16 + 4) * kUlp * (other + sum.magnitude);
@@ -139,7 +149,7 @@ std::shared_ptr<FfnData> ffn_data(uint32_t seed, const FfnShape& s) {
   auto d = std::make_shared<FfnData>();
   std::mt19937 rng(seed);
   d->shape = s;
-  d->gate = random_weights(rng(), s.type, s.n, s.n_embd);
+  d->gate = random_weights(rng(), s.type, s.n + s.n_handed, s.n_embd);
   if (s.gated) d->up = random_weights(rng(), s.type, s.n, s.n_embd);
   d->down = random_weights(rng(), s.type, s.transposed ? s.n : s.n_embd, s.transposed ? s.n_embd : s.n);
   d->x = random_activations(rng(), static_cast<size_t>(s.T * s.n_embd));
@@ -152,24 +162,86 @@ std::shared_ptr<FfnData> ffn_data(uint32_t seed, const FfnShape& s) {
   if (s.sparse) {
     // Gates of length |x| sqrt(n_embd): a bias three times as large decides which neurons are active.
     const float large = 4.0f * std::sqrt(static_cast<float>(s.n_embd));
-    for (int64_t k = 0; k < s.n; ++k) d->gate_bias.push_back(draw(s.density) ? large : -large);
+    for (int64_t k = 0; k < s.n + s.n_handed; ++k) d->gate_bias.push_back(draw(s.density) ? large : -large);
     for (int32_t k = 0; k < s.n; ++k) {
       const bool active = d->gate_bias[static_cast<size_t>(k)] > 0;
-      const bool listed = s.predicted == FfnShape::Predicted::superset ? active || draw(0.3)
-                          : s.predicted == FfnShape::Predicted::subset ? draw(0.5)
-                                                                       : false;
+      const bool listed = s.gate_values                                  ? active
+                          : s.predicted == FfnShape::Predicted::superset ? active || draw(0.3)
+                          : s.predicted == FfnShape::Predicted::subset   ? draw(0.5)
+                                                                         : false;
       if (listed) d->predicted.push_back(k);
     }
   } else if (s.biases) {
     d->gate_bias = random_normal(rng, static_cast<size_t>(s.n));
   }
+  if (s.gate_values) {
+    const std::vector<double> x = seen(d->x, 0, s.n_embd, s.type);
+    for (const int32_t k : d->predicted) d->gates.push_back(static_cast<float>(gate_of(*d, k, x).value));
+  }
+  if (s.n_handed > 0) d->answer = random_normal(rng, static_cast<size_t>(s.n_embd), 10.0f);
   return d;
+}
+
+// What the partner gets, as outputs of the case, and what it answers.
+struct Partner {
+  std::shared_ptr<FfnData> data;
+  std::shared_ptr<Mailbox> mailbox;
+  float *x, *values;
+  int32_t *ids, *n;
+
+  Partner(const std::shared_ptr<FfnData>& d, Bound& b)
+      : data(d),
+        mailbox(b.device.open_mailbox(d->shape.n_embd, d->shape.n_handed)),
+        x(b.output("handed_x", poison(d->answer.size()))),
+        values(b.output("handed_values", poison(static_cast<size_t>(d->shape.n_handed)))),
+        ids(b.output_ids("handed_ids", static_cast<size_t>(d->shape.n_handed))),
+        n(b.output_ids("n_handed", 1)) {}
+
+  void serve(std::vector<float>& got_x, std::vector<int32_t>& got_ids, std::vector<float>& got_values) const {
+    const MailboxRequest r = mailbox->wait_request();
+    got_x.assign(r.x, r.x + data->answer.size());
+    got_ids.assign(r.ids, r.ids + *r.n_ids);
+    got_values.assign(r.values, r.values + *r.n_ids);
+    std::copy(data->answer.begin(), data->answer.end(), mailbox->answer_buffer());
+    mailbox->answer();
+  }
+
+  // Runs `operation`, which posts and collects.
+  void during(Device& device, const std::function<void()>& operation) const {
+    std::vector<float> got_x, got_values;
+    std::vector<int32_t> got_ids;
+    std::thread cpu([&] { serve(got_x, got_ids, got_values); });
+    operation();
+    device.synchronize();
+    cpu.join();
+    const auto count = static_cast<int32_t>(got_ids.size());
+    device.upload(x, got_x.data(), got_x.size() * sizeof(float));
+    device.upload(ids, got_ids.data(), got_ids.size() * sizeof(int32_t));
+    device.upload(values, got_values.data(), got_values.size() * sizeof(float));
+    device.upload(n, &count, sizeof count);
+  }
+};
+
+// The errors that the outputs of Partner may have; false when rounding decides what is handed over.
+bool add_partner_tolerance(const FfnData& d, std::vector<std::vector<double>>& tolerance) {
+  const FfnShape& s = d.shape;
+  const std::vector<double> x = seen(d.x, 0, s.n_embd, s.type);
+  std::vector<double> errors;
+  for (int64_t k = s.n; k < s.n + s.n_handed; ++k) {
+    const Value gate = gate_of(d, k, x);
+    if (gate.doubtful) return false;
+    if (gate.active) errors.push_back(gate.error);
+  }
+  errors.resize(static_cast<size_t>(s.n_handed));
+  const std::vector<double> exact(static_cast<size_t>(s.n_handed));
+  tolerance.insert(tolerance.end(), {std::vector<double>(d.answer.size()), errors, exact, {0.0}});
+  return true;
 }
 
 std::function<void()> bind_ffn(const std::shared_ptr<FfnData>& d, Bound& b, bool dense) {
   const FfnShape& s = d->shape;
   FfnShard shard;
-  shard.gate = b.device.adopt(d->gate.matrix());
+  if (dense || !s.gate_values) shard.gate = b.device.adopt(d->gate.matrix());
   if (d->up) shard.up = b.device.adopt(d->up.matrix());
   (s.transposed ? shard.down_t : shard.down) = b.device.adopt(d->down.matrix());
   shard.gate_bias = b.vector(d->gate_bias);
@@ -190,9 +262,17 @@ std::function<void()> bind_ffn(const std::shared_ptr<FfnData>& d, Bound& b, bool
     sparse.predicted = b.input(ids);
     sparse.n_predicted = b.input(std::vector<int32_t>{static_cast<int32_t>(d->predicted.size())});
   }
+  if (s.gate_values) sparse.gate_values = b.input(d->gates);
   sparse.active_ids = b.output_ids("active_ids", static_cast<size_t>(s.n));
   sparse.n_active = b.output_ids("n_active", 1);
-  return [&device = b.device, d, shard, sparse, in, y_bias, y] { device.ffn_sparse(shard, sparse, in, y_bias, y); };
+  if (s.n_handed == 0)
+    return [&device = b.device, d, shard, sparse, in, y_bias, y] { device.ffn_sparse(shard, sparse, in, y_bias, y); };
+  const Partner partner(d, b);
+  sparse.hand_off = {partner.mailbox.get(), in.x, s.n_embd};
+  sparse.collect = partner.mailbox.get();
+  return [&device = b.device, partner, shard, sparse, in, y_bias, y] {
+    partner.during(device, [&] { device.ffn_sparse(shard, sparse, in, y_bias, y); });
+  };
 }
 
 }  // namespace
@@ -201,22 +281,27 @@ Case ffn_case(uint32_t seed, const FfnShape& s) {
   Case c;
   std::shared_ptr<FfnData> data;
   std::vector<double> tolerance;
-  do data = ffn_data(seed++, s);
-  while (!ffn_tolerance(*data, tolerance));
-  c.name =
-      fmt::format("ffn {}{} n={} n_embd={} T={} act {}{}{}{}{} density {} threshold {} predicted {} seed {}",
-                  traits(s.type).name, s.sparse ? " sparse" : "", s.n, s.n_embd, s.T, static_cast<int>(s.act),
-                  s.gated ? " gated" : "", s.up_relu ? " up_relu" : "", s.biases ? " biases" : "",
-                  s.transposed ? " down_t" : " down", s.density, s.threshold, static_cast<int>(s.predicted), seed - 1);
+  std::vector<std::vector<double>> handed;
+  do {
+    data = ffn_data(seed++, s);
+    handed.clear();
+  } while (!ffn_tolerance(*data, tolerance) || (s.n_handed > 0 && !add_partner_tolerance(*data, handed)));
+  c.name = fmt::format(
+      "ffn {}{} n={} n_embd={} T={} act {}{}{}{}{} density {} threshold {} predicted {}{} handed {} seed {}",
+      traits(s.type).name, s.sparse ? " sparse" : "", s.n, s.n_embd, s.T, static_cast<int>(s.act),
+      s.gated ? " gated" : "", s.up_relu ? " up_relu" : "", s.biases ? " biases" : "",
+      s.transposed ? " down_t" : " down", s.density, s.threshold, static_cast<int>(s.predicted),
+      s.gate_values ? " values" : "", s.n_handed, seed - 1);
   c.limits = limits_for(s.T, std::max(s.n, s.n_embd), std::max(s.n, s.n_embd));
   c.limits.n_embd = s.n_embd;
-  c.limits.n_ff = s.n;
+  c.limits.n_ff = std::max(s.n, s.n_handed);
   c.limits.quantized_weights = is_quantized(s.type);
   c.limits.n_head = c.limits.n_head_kv = std::max<int64_t>(1, s.n_embd / 32);
   c.tolerance = {tolerance};
   if (s.sparse) {
     c.tolerance.emplace_back(static_cast<size_t>(s.n), 0.0);
     c.tolerance.push_back({0.0});
+    c.tolerance.insert(c.tolerance.end(), handed.begin(), handed.end());
   }
   // `down` quantised: a flipped rounding of one value is a whole step.
   if (!s.transposed && is_quantized(s.type)) c.vacuous = 0.5;
