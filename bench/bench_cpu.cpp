@@ -1,6 +1,6 @@
 // Speed of the CPU device's operations, per instruction set: GB/s of weights (share of the measured read bandwidth) and
 // GFLOP/s. Each case is the tests' (tests/cpu/device_case.h) and must agree with the oracle before it is timed.
-//   bench_cpu [--threads=N] [--no-pin] [--isa=avx2] [Google Benchmark's flags]
+//   bench_cpu [--threads=N] [--pin] [--isa=avx2] [Google Benchmark's flags]
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -156,8 +156,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--threads=", 10) == 0) {
       threads = std::atoi(argv[i] + 10);
-    } else if (std::strcmp(argv[i], "--no-pin") == 0) {
-      options.pin = false;
+    } else if (std::strcmp(argv[i], "--pin") == 0) {
+      options.pin = true;
     } else if (std::strncmp(argv[i], "--isa=", 6) == 0) {
       isas.clear();
       for (const auto isa : hearth::cpu::available_isas()) {

@@ -40,7 +40,7 @@ void CpuDevice::reserve(const Limits& l) {
   packed_ = make(T > 1 ? floats((T + mr - 1) / mr * mr * K) : 0);
   const size_t panel = floats(kPanelK * std::max<int64_t>(kStripColumns, nr));
   const size_t int8_panel = k_.int8_panel_bytes != nullptr && l.quantized_weights ? k_.int8_panel_bytes(K) : 0;
-  const size_t tile = floats(std::max({T * kGemmRows, kSmallT * kMaxDotRows, 2 * kDownColumns}));
+  const size_t tile = floats(std::max(T * kGemmRows, kSmallT * kMaxDotRows));
   const int64_t group = std::max<int64_t>(1, l.n_head / std::max<int64_t>(1, l.n_head_kv));
   const size_t attend = std::max(floats(attend_block_floats(l.head_dim, group, k_)), floats(group * kContextPiece));
   thread_floats_ = (std::max(std::max(panel, int8_panel) + tile, attend) / sizeof(float) + 63) / 64 * 64;

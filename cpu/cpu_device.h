@@ -87,9 +87,11 @@ class CpuDevice final : public HostDevice {
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
   // Moves the finds of all pieces together; returns their number.
   static int64_t join_pieces(const Candidates& c);
-  // y[c] += sum_i values[i] down_t[ids[i]][c], i < n, for the columns [begin, end).
-  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t begin, int64_t end, float* y,
-                int thread) const;
+  // One of the kSparseLanes partial sums of values[i] down_t[ids[i]], i < n, in lanes_: its columns [begin, end).
+  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t lane, int64_t begin, int64_t end) const;
+  // y += the candidates' sum; returns how many are active.
+  int64_t ffn_candidates(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, Vector y_bias,
+                         float* y);
   void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
 
   Act predictor_hidden(const Predictor& predictor, Act in) const;
@@ -115,7 +117,7 @@ class CpuDevice final : public HostDevice {
   size_t thread_floats_ = 0;
   DeviceBuffer values_;     // [T][n_ff]
   DeviceBuffer values_q8_;  // the 8-bit form of values_
-  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the dense FFN
+  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the FFN
   DeviceBuffer ids_;        // [2][n_ff] Candidates::ids and counts
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines

@@ -55,8 +55,7 @@ void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
     k_.dot_rows[index(p.fc1.type)](rows, nullptr, p.fc1.cols, is_quantized(p.fc1.type) ? in.q8 : in.x, 0, 1,
                                    hidden.x + begin, 0);
   };
-  const auto between = [&] {
-    if (!p.fc1) return;
+  const auto between = [&](size_t) {
     const int64_t rank = p.fc1.rows;
     if (p.fc1_bias) k_.add(p.fc1_bias.data, rank, hidden.x);
     if (p.relu) k_.activate(static_cast<int>(Activation::relu), 0.0f, hidden.x, nullptr, false, rank, hidden.x);
@@ -65,7 +64,9 @@ void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   const auto second_layer = [&](int64_t begin, int64_t end, int) {
     counts[begin / grain] = predict_piece(p, hidden, begin, end, ids, score);
   };
-  team_.for_rounds({p.fc1.rows, p.fc1 ? rows_per_piece(p.fc1, 1) : 1, first_layer}, between, {n, grain, second_layer});
+  const ThreadTeam::Round rounds[] = {{p.fc1.rows, p.fc1 ? rows_per_piece(p.fc1, 1) : 1, first_layer},
+                                      {n, grain, second_layer}};
+  team_.for_rounds(std::span(rounds).subspan(p.fc1 ? 0 : 1), between);
   store_predicted(args, n, grain, ids, counts);
 }
 

@@ -1,9 +1,11 @@
-// The gate-first sparse feed-forward network of one token, in one dispatch of the team: first the neurons, whole rows
-// of gate and up, then the columns of down. Every neuron's activation and every column's sum is computed by one thread
-// in list order, so that the work may be cut as the number of threads suggests.
+// The gate-first sparse feed-forward network of one token, in one dispatch of the team: the neurons (rows of gate and
+// up), then the down projection in a few partial sums of neurons by parts of their columns, then those sums. What is
+// summed in which order depends on the list of active neurons alone, so the rest is cut as the number of threads
+// suggests.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
@@ -85,24 +87,14 @@ int64_t CpuDevice::join_pieces(const Candidates& c) {
   return n;
 }
 
-void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t begin, int64_t end, float* y,
-                         int thread) const {
+void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t lane, int64_t begin,
+                         int64_t end) const {
   const Matrix& w = s.down_t;
-  const std::byte* column = w.row(0) + row_bytes(w.type, begin);
-  // Short sums of sums: rounding errors grow with the length of a sum.
-  float* total = thread_scratch(thread);
-  float* sum = total + kDownColumns;
-  const size_t bytes = static_cast<size_t>(end - begin) * sizeof(float);
-  std::memset(total, 0, bytes);
-  for (int64_t i = 0; i < n; i += kSumRows) {
-    const int64_t rows = std::min(kSumRows, n - i);
-    const RowsView now{column, w.row_size(), c.ids + i, rows},
-        next{column, w.row_size(), c.ids + i + rows, n - i - rows};
-    std::memset(sum, 0, bytes);
-    k_.axpy_rows[index(w.type)](now, &next, end - begin, c.values + i, sum);
-    k_.add(sum, end - begin, total);
-  }
-  k_.add(total, end - begin, y + begin);
+  const int64_t first = lane * n / kSparseLanes, rows = (lane + 1) * n / kSparseLanes - first;
+  const RowsView view{w.row(0) + row_bytes(w.type, begin), w.row_size(), c.ids + first, rows};
+  float* sum = lanes_.as<float>() + lane * w.cols + begin;
+  std::memset(sum, 0, static_cast<size_t>(end - begin) * sizeof(float));
+  k_.axpy_rows[index(w.type)](view, nullptr, end - begin, c.values + first, sum);
 }
 
 void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
@@ -114,33 +106,49 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   HEARTH_CHECK(n >= 0 && n <= s.n_whole(), "{} predicted neurons of {}", n, s.n_whole());
   HEARTH_CHECK(sparse.gate_values == nullptr || sparse.predicted != nullptr, "gates of neurons that are not listed");
   HEARTH_CHECK(sparse.gate_values != nullptr || s.gate, "a shard without gates needs their values");
-  const Candidates c = candidates(0, n, sparse.predicted);
+  const int64_t n_active = n > 0 ? ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted), y_bias, y) : 0;
+  if (n == 0) add_bias(y_bias, 1, y);
+  if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
+  if (sparse.collect != nullptr) host(*sparse.collect).collect(y, s.down_t.cols);
+}
+
+int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
+                                  Vector y_bias, float* y) {
+  const int64_t n_embd = s.down_t.cols;
+  const float* sums = scratch(lanes_, kSparseLanes * n_embd);
+  const auto columns_of = [&](int64_t parts) {
+    return std::max<int64_t>(1, ((n_embd + parts - 1) / parts + kBlock - 1) / kBlock) * kBlock;
+  };
+  // As many parts as give every thread the same number of them.
+  const int64_t columns = columns_of(team_.size() / std::gcd<int64_t>(team_.size(), kSparseLanes));
+  const int64_t parts = (n_embd + columns - 1) / columns;
   int64_t n_active = 0, n_summed = 0;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
   };
-  const auto join = [&] {
+  const auto down = [&](int64_t i, int64_t, int) {
+    const int64_t begin = i % parts * columns;
+    add_down(s, c, n_summed, i / parts, begin, std::min(begin + columns, n_embd));
+  };
+  const auto sum = [&](int64_t begin, int64_t end, int) {
+    if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
+    if (n_summed == 0) return;
+    for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
+  };
+  ThreadTeam::Round rounds[] = {
+      {c.n_pieces, 1, find}, {kSparseLanes * parts, 1, down}, {n_embd, columns_of(team_.size()), sum}};
+  team_.for_rounds(rounds, [&](size_t finished) {
+    if (finished > 0) return;
     n_active = join_pieces(c);
     if (sparse.active_ids != nullptr) std::copy_n(c.ids, n_active, sparse.active_ids);
     for (int64_t i = 0; i < n_active; ++i) {
       c.ids[n_summed] = c.ids[i], c.values[n_summed] = c.values[i];
       n_summed += c.values[i] != 0.0f ? 1 : 0;  // dReLU: of the others, down is not read either
     }
-  };
-  const auto add_columns = [&](int64_t begin, int64_t end, int thread) {
-    if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
-    add_down(s, c, n_summed, begin, end, y, thread);
-  };
-  const int64_t n_embd = s.down_t.cols, share = (n_embd + team_.size() - 1) / team_.size();
-  const int64_t columns = std::min((share + kBlock - 1) / kBlock * kBlock, kDownColumns);
-  if (n > 0) {
-    team_.for_rounds({c.n_pieces, 1, find}, join, {n_embd, columns, add_columns});
-  } else {
-    add_bias(y_bias, 1, y);
-  }
-  if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
-  if (sparse.collect != nullptr) host(*sparse.collect).collect(y, n_embd);
+    if (n_summed == 0) rounds[1].n = 0;
+  });
+  return n_active;
 }
 
 // Hands over the active ones of the gate rows whose neurons the CPU has. (A CPU device in a GPU's place.)

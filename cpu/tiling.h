@@ -34,12 +34,12 @@ constexpr int64_t kLanes = 64;
 constexpr int64_t kLaneNeurons = 16;
 
 // Sparse feed-forward network: neurons of one piece (at most); lists of up to so many for each thread are dealt out
-// evenly at once. Neurons that are summed before the sum goes to the output, and columns of a stripe of the down
-// projection (at most; that sum stays in L1).
+// evenly at once. Partial sums of the down projection: few, because they travel between cores; their columns are cut so
+// that every thread has one, in long pieces (16 threads read 512-byte pieces of rows at half the speed of whole ones).
 constexpr int64_t kSelectRows = 64;
 constexpr int64_t kDealtRows = 16;
-constexpr int64_t kSumRows = 16;
-constexpr int64_t kDownColumns = 1024;
+constexpr int64_t kSparseLanes = 8;
+static_assert(kSparseLanes <= kLanes);
 
 // Sign bits of a predictor: neurons of one piece.
 constexpr int64_t kSignRows = 128;

@@ -118,9 +118,11 @@ struct ThreadTeam::State {
   const FunctionRef<void(int)>* job = nullptr;
   std::atomic<bool> stop{false};
   alignas(kLine) std::atomic<int> sleepers{0};
-  Counter next[2];                                 // of each round: the next piece that is nobody's first
-  Counter done;                                    // pieces of the first round
-  alignas(kLine) std::atomic<uint32_t> opened{0};  // the last job whose second round has begun
+  Counter next[kMostRounds];  // of each round: the next piece that is nobody's first
+  Counter done[kMostRounds];  // its finished pieces
+  // The round that has begun last: kMostRounds times the job's number, plus the round's.
+  alignas(kLine) std::atomic<uint32_t> opened{0};
+  bool pin = false;
   alignas(kLine) std::atomic<int> arrived{0};
   std::vector<Slot> slots;
   std::vector<int> cores;          // one hardware thread of each that the process may use; empty: members keep to none
@@ -139,7 +141,8 @@ ThreadTeam::ThreadTeam(int n_threads, ThreadTeamOptions options) {
   state_->cores = allowed_cores(&logical);
   const bool fits = std::ssize(state_->cores) >= size_;
   state_->spin = fits ? options.spin : std::chrono::microseconds{0};
-  if (!fits || !options.pin) state_->cores.clear();
+  if (!fits) state_->cores.clear();
+  state_->pin = options.pin && std::ssize(state_->cores) == size_;
   state_->host = std::thread([this] {
     const int members = size_ - 1;
 #pragma omp parallel for num_threads(members) schedule(static, 1)
@@ -161,8 +164,7 @@ ThreadTeam::~ThreadTeam() {
 void ThreadTeam::member_loop(int thread) {
   State& s = *state_;
   const std::span<const int> cores = s.cores;
-  // A smaller team must leave the choice to the scheduler: another process's team would be pinned to the same few.
-  if (!cores.empty()) keep_to(std::ssize(cores) == size_ ? cores.subspan(static_cast<size_t>(thread), 1) : cores);
+  if (!cores.empty()) keep_to(s.pin ? cores.subspan(static_cast<size_t>(thread), 1) : cores);
   std::atomic<uint32_t>& slot = s.slots[static_cast<size_t>(thread)].value;
   uint32_t seen = 0;
   s.arrived.fetch_add(1, std::memory_order_release);
@@ -203,7 +205,7 @@ void ThreadTeam::share(FunctionRef<void(int)> job) {
   State& s = *state_;
   s.job = &job;
   for (State::Counter& next : s.next) next.value.store(size_, std::memory_order_relaxed);
-  s.done.value.store(0, std::memory_order_relaxed);
+  for (State::Counter& done : s.done) done.value.store(0, std::memory_order_relaxed);
   const uint32_t number = s.epoch.load(std::memory_order_relaxed) + 1;
   s.epoch.store(number, std::memory_order_seq_cst);
   if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
@@ -216,7 +218,7 @@ void ThreadTeam::share(FunctionRef<void(int)> job) {
   }
 }
 
-int64_t ThreadTeam::run_round(const Round& round, int number, int thread) {
+int64_t ThreadTeam::run_round(const Round& round, size_t number, int thread) {
   const int64_t pieces = round.pieces();
   int64_t done = 0;
   const auto run = [&](int64_t piece) {
@@ -247,26 +249,37 @@ void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, 
   share([&](int thread) { run_round(round, 0, thread); });
 }
 
-void ThreadTeam::for_rounds(const Round& first, FunctionRef<void()> between, const Round& second) {
-  HEARTH_CHECK(first.n >= 0 && second.n >= 0 && first.grain > 0 && second.grain > 0);
-  const int64_t pieces = first.pieces();
-  if (size_ == 1 || pieces == 0 || (pieces == 1 && second.pieces() <= 1)) {
-    for_chunks(first.n, first.grain, first.work);
-    between();
-    for_chunks(second.n, second.grain, second.work);
+void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t)> between) {
+  HEARTH_CHECK(rounds.size() <= kMostRounds, "{} rounds", rounds.size());
+  if (size_ == 1) {
+    for (size_t i = 0; i < rounds.size(); ++i) {
+      for_chunks(rounds[i].n, rounds[i].grain, rounds[i].work);
+      if (i + 1 < rounds.size()) between(i);
+    }
     return;
   }
   State& s = *state_;
   share([&](int thread) {
-    const int64_t done = run_round(first, 0, thread);
-    const uint32_t number = s.epoch.load(std::memory_order_relaxed);
-    if (done > 0 && s.done.value.fetch_add(done, std::memory_order_acq_rel) + done == pieces) {
-      between();
-      s.opened.store(number, std::memory_order_release);
-    } else {
-      spin_until(s.spin.count() == 0, [&] { return s.opened.load(std::memory_order_acquire) == number; });
+    constexpr auto kRounds = static_cast<uint32_t>(kMostRounds);
+    const uint32_t first = s.epoch.load(std::memory_order_relaxed) * kRounds;
+    for (uint32_t i = 0; i < rounds.size(); ++i) {
+      const int64_t done = run_round(rounds[i], i, thread);
+      if (i + 1 == rounds.size()) return;
+      // An empty round has no last piece: the caller ends it.
+      const int64_t pieces = rounds[i].pieces();
+      const bool last = pieces == 0
+                            ? thread == 0
+                            : done > 0 && s.done[i].value.fetch_add(done, std::memory_order_acq_rel) + done == pieces;
+      if (last) {
+        between(i);
+        s.opened.store(first + i + 1, std::memory_order_release);
+      } else {
+        // Others may have opened rounds beyond the next by the time that this thread looks.
+        spin_until(s.spin.count() == 0, [&] {
+          return static_cast<int32_t>(s.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0;
+        });
+      }
     }
-    run_round(second, 1, thread);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 namespace hearth {
@@ -36,10 +37,11 @@ struct CpuTopology {
 CpuTopology cpu_topology();
 
 struct ThreadTeamOptions {
-  // Each member keeps to a core of its own when the team has one for every core that the process may use; a smaller
-  // team keeps to those cores' first hardware threads, wherever the scheduler likes it. Nothing is done when the team
-  // has more members than there are cores.
-  bool pin = true;
+  // Members keep to the first hardware thread of each core that the process may use, wherever among them the scheduler
+  // likes it. With `pin`, each keeps to one core of its own when the team has one for every core; that made no
+  // difference to a dispatch on an idle 16-core machine (0.9 us without, 1.0 us with), and a second process suffers.
+  // Nothing is done when the team has more members than there are cores.
+  bool pin = false;
   // How long idle members spin before they sleep: longer than any gap between two operations of a token, also where a
   // GPU works in between, but not through a pause between prompts. Members of a team that does not fit never spin.
   std::chrono::microseconds spin{1000};
@@ -69,9 +71,11 @@ class ThreadTeam {
   // One caller at a time, not reentrant; `work` must not throw.
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
 
-  // The same for two rounds in one dispatch. When the pieces of the first are all done, one thread calls between(), and
-  // then the second begins; what was written before is visible to whatever comes after.
-  void for_rounds(const Round& first, FunctionRef<void()> between, const Round& second);
+  // The same for several rounds, kMostRounds at most, in one dispatch. When the pieces of round i are all done, one
+  // thread calls between(i), which may also change n and grain of later rounds; then the next begins. What was written
+  // before is visible to whatever comes after.
+  static constexpr size_t kMostRounds = 3;
+  void for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t finished)> between);
 
  private:
   struct State;
@@ -81,7 +85,7 @@ class ThreadTeam {
   // True when member t has not joined the current job; from then on it cannot.
   bool leave_out(int t);
   // Runs a thread's part of a round, for the caller with that of the members left out; returns the number of pieces.
-  int64_t run_round(const Round& round, int number, int thread);
+  int64_t run_round(const Round& round, size_t number, int thread);
 
   int size_ = 1;
   std::unique_ptr<State> state_;

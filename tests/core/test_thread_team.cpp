@@ -48,31 +48,42 @@ TEST(ThreadTeam, ChunksCoverTheRangeOnceWhateverTheTeam) {
 }
 
 // Nothing here is atomic: the team must order all of it, late members and members without a piece included.
-TEST(ThreadTeam, TheSecondRoundSeesAllOfTheFirst) {
+TEST(ThreadTeam, ARoundSeesAllOfThoseBefore) {
   for (const int n : {1, 2, 3, 7}) {
     ThreadTeam team(n);
-    for (int round = 0; round < 300; ++round) {
+    for (int i = 0; i < 300; ++i) {
       for (const auto& [first, second] : {std::pair{0, 0}, {0, 9}, {1, 1}, {9, 0}, {3, 40}, {40, 3}, {8, 8}}) {
-        std::vector<int> a(static_cast<size_t>(first)), b(static_cast<size_t>(second));
-        int sum = -1;
-        team.for_rounds({first, 2,
-                         [&](int64_t begin, int64_t end, int) {
-                           for (int64_t i = begin; i < end; ++i) a[static_cast<size_t>(i)] += static_cast<int>(i) + 1;
-                         }},
-                        [&] { sum = std::accumulate(a.begin(), a.end(), sum + 1); },
-                        {second, 3, [&](int64_t begin, int64_t end, int thread) {
-                           EXPECT_LT(thread, n);
-                           for (int64_t i = begin; i < end; ++i) b[static_cast<size_t>(i)] += sum;
-                         }});
+        std::vector<int> a(static_cast<size_t>(first)), b(static_cast<size_t>(second)), c(20);
+        int sum = 0, calls = 0;
+        const auto fill = [&](int64_t begin, int64_t end, int) {
+          for (int64_t k = begin; k < end; ++k) a[static_cast<size_t>(k)] += static_cast<int>(k) + 1;
+        };
+        const auto copy = [&](int64_t begin, int64_t end, int thread) {
+          EXPECT_LT(thread, n);
+          for (int64_t k = begin; k < end; ++k) b[static_cast<size_t>(k)] += sum;
+        };
+        const auto check = [&](int64_t begin, int64_t end, int) {
+          for (int64_t k = begin; k < end; ++k)
+            c[static_cast<size_t>(k)] += std::accumulate(b.begin(), b.end(), 0) == sum * std::ssize(b) ? 1 : 100;
+        };
+        ThreadTeam::Round rounds[] = {{first, 2, fill}, {second, 3, copy}, {0, 1, check}};
+        team.for_rounds(rounds, [&](size_t finished) {
+          EXPECT_EQ(finished, static_cast<size_t>(calls++));
+          if (finished == 0) {
+            sum = std::accumulate(a.begin(), a.end(), 0);
+            rounds[2].n = std::ssize(c);
+          }
+        });
+        ASSERT_EQ(calls, 2);
         ASSERT_EQ(sum, first * (first + 1) / 2);
-        for (const int v : b) ASSERT_EQ(v, sum);
+        for (const int v : c) ASSERT_EQ(v, 1);
       }
     }
   }
 }
 
-TEST(ThreadTeam, WorksWithoutPinningAndSpinning) {
-  ThreadTeam team(2, {.pin = false, .spin = std::chrono::microseconds(0)});
+TEST(ThreadTeam, WorksPinnedAndWithoutSpinning) {
+  ThreadTeam team(2, {.pin = true, .spin = std::chrono::microseconds(0)});
   std::atomic<int> calls = 0;
   for (int i = 0; i < 200; ++i) team.for_chunks(3, 1, [&](int64_t, int64_t, int) { ++calls; });
   EXPECT_EQ(calls, 600);
