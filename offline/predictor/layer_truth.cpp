@@ -1,0 +1,139 @@
+#include "offline/predictor/layer_truth.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace hearth::offline {
+
+using predictor::dequantized;
+
+LayerTruth::LayerTruth(const FfnShard& shard, const NeuronRule& rule, std::vector<float> down_norms, int64_t n_embd,
+                       predictor::Products& products, ThreadTeam& team)
+    : shard_(shard),
+      rule_(rule),
+      down_norms_(std::move(down_norms)),
+      n_embd_(n_embd),
+      products_(products),
+      team_(team) {}
+
+const float* LayerTruth::losses(std::span<const f16_t> x, int64_t first, int64_t count) {
+  const auto T = static_cast<int64_t>(x.size()) / n_embd_;
+  if (const auto kept = kept_.find(x.data()); kept != kept_.end()) return kept->second.data() + first * T;
+  loss_.resize(static_cast<size_t>(count * T));
+  compute(x, first, count, loss_.data());
+  return loss_.data();
+}
+
+void LayerTruth::keep(std::span<const f16_t> x) {
+  const auto T = static_cast<int64_t>(x.size()) / n_embd_;
+  const auto n = static_cast<size_t>(T * n_ff());
+  if (n * sizeof(float) > kKeptBytes) return;
+  std::vector<float> loss(n);
+  for (int64_t first = 0; first < n_ff(); first += kNeuronBlock) {
+    compute(x, first, std::min(kNeuronBlock, n_ff() - first), loss.data() + first * T);
+  }
+  kept_[x.data()] = std::move(loss);
+}
+
+void LayerTruth::compute(std::span<const f16_t> x, int64_t first, int64_t count, float* loss) {
+  const auto T = static_cast<int64_t>(x.size()) / n_embd_;
+  const Matrix inputs{DType::f16, T, n_embd_, x.data(), nullptr};
+  const std::vector<float> gate = dequantized(shard_.gate, first, count);
+  products_.multiply(inputs, gate.data(), count, loss);
+  if (shard_.up) {
+    up_.resize(static_cast<size_t>(count * T));
+    const std::vector<float> up = dequantized(shard_.up, first, count);
+    products_.multiply(inputs, up.data(), count, up_.data());
+  }
+  team_.for_chunks(count, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t neuron = first + i;
+      const float gate_bias = shard_.gate_bias ? shard_.gate_bias.data[neuron] : 0.0f;
+      const float up_bias = shard_.up_bias ? shard_.up_bias.data[neuron] : 0.0f;
+      const float norm = down_norms_[static_cast<size_t>(neuron)];
+      float* row = loss + i * T;
+      for (int64_t t = 0; t < T; ++t) {
+        const float a = rule_.activate(row[t] + gate_bias);
+        float value = std::fabs(a) > rule_.threshold ? a : 0.0f;
+        if (shard_.up && value != 0) {
+          const float u = up_[static_cast<size_t>(i * T + t)] + up_bias;
+          value *= rule_.up_relu ? std::max(0.0f, u) : u;
+        }
+        row[t] = std::fabs(value) * norm;
+      }
+    }
+  });
+}
+
+SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd,
+                           predictor::Products& products, ThreadTeam& team)
+    : predictor_(predictor),
+      x_(x),
+      n_embd_(n_embd),
+      T_(static_cast<int64_t>(x.size()) / n_embd),
+      products_(products),
+      team_(team) {
+  if (predictor.signs != nullptr) {
+    const int64_t words = (n_embd + 31) / 32;
+    sign_bits_.resize(static_cast<size_t>(T_ * words));
+    team_.for_chunks(T_, 64, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> row(static_cast<size_t>(n_embd));
+      for (int64_t t = begin; t < end; ++t) {
+        traits(DType::f16).to_float(x.data() + t * n_embd, row.data(), n_embd);
+        sign_bits(row.data(), n_embd, sign_bits_.data() + t * words);
+      }
+    });
+  }
+  if (!predictor.fc1) return;
+  const int64_t rank = predictor.fc1.rows;
+  const std::vector<float> fc1 = dequantized(predictor.fc1, 0, rank);
+  const Matrix inputs{DType::f16, T_, n_embd, x.data(), nullptr};
+  std::vector<float> by_row(static_cast<size_t>(rank * T_));  // [rank][T]
+  products_.multiply(inputs, fc1.data(), rank, by_row.data());
+  for (int64_t r = 0; r < rank; ++r) {
+    const float bias = predictor.fc1_bias ? predictor.fc1_bias.data[r] : 0.0f;
+    for (int64_t t = 0; t < T_; ++t) {
+      float& v = by_row[static_cast<size_t>(r * T_ + t)];
+      v += bias;
+      if (predictor.relu) v = std::max(v, 0.0f);
+    }
+  }
+  hidden_.resize(by_row.size());
+  predictor::transpose(by_row.data(), rank, T_, hidden_.data());
+}
+
+void SampleScores::scores(int64_t first, int64_t count, std::vector<float>& score) {
+  score.resize(static_cast<size_t>(count * T_));
+  if (predictor_.signs != nullptr) return sign_scores(first, count, score);
+  const std::vector<float> fc2 = dequantized(predictor_.fc2, first, count);
+  const Matrix inputs = predictor_.fc1 ? Matrix{DType::f32, T_, predictor_.fc1.rows, hidden_.data(), nullptr}
+                                       : Matrix{DType::f16, T_, n_embd_, x_.data(), nullptr};
+  products_.multiply(inputs, fc2.data(), count, score.data());
+}
+
+void SampleScores::sign_scores(int64_t first, int64_t count, std::vector<float>& score) {
+  const int64_t words = (n_embd_ + 31) / 32;
+  team_.for_chunks(count, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint32_t* row = predictor_.signs + (first + i) * words;
+      for (int64_t t = 0; t < T_; ++t) {
+        const uint32_t* bits = sign_bits_.data() + t * words;
+        int64_t differing = 0;
+        for (int64_t w = 0; w < words; ++w) differing += std::popcount(row[w] ^ bits[w]);
+        score[static_cast<size_t>(i * T_ + t)] = static_cast<float>(n_embd_ - 2 * differing);
+      }
+    }
+  });
+}
+
+void sign_bits(const float* x, int64_t n, uint32_t* words) {
+  std::fill_n(words, (n + 31) / 32, 0u);
+  for (int64_t c = 0; c < n; ++c) {
+    if (x[c] < 0) words[c / 32] |= 1u << (c % 32);
+  }
+}
+
+}  // namespace hearth::offline
