@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "engine/engine.h"
+#include "support/conditioning.h"
 #include "support/random.h"
 #include "support/zoo.h"
 
@@ -128,8 +129,12 @@ TEST_P(Divided, EqualsTheUndividedModel) {
   std::vector<int32_t> ids(23);
   for (int32_t& id : ids) id = static_cast<int32_t>(test::random_int(rng, 0, c.n_vocab - 1));
   ThreadTeam team(2);
-  const double noise =
-      is_quantized(GetParam().type) ? test::quantization_noise(c) : 0x1p-12 * static_cast<double>(c.n_layer);
+  const auto script = test::prompt_then_decode(ids, 18);  // a prompt, in two batches, then token by token
+  // Measured on the whole model, every neuron computed; what a predictor leaves out changes the model and not how far
+  // it carries a rounding.
+  test::ErrorLimits limits(path, script, test::kCpuArithmetic, {.n_batch = 16});
+  limits.expect_not_vacuous();
+  const test::TightLimit tight(path, test::kCpuArithmetic, {.n_batch = 16}, {2, 1}, 5);
 
   struct Mode {
     const char* name;
@@ -156,19 +161,17 @@ TEST_P(Divided, EqualsTheUndividedModel) {
       const auto main = cpu::make_reference_device();
       const auto host = cpu::make_device(team);
       Engine two(divided, *main, options, {*host, placement, team});
-      const auto compare = [&](std::span<const int32_t> next) {
-        const auto expected = whole.eval(next);
-        const auto got = two.eval(next);
-        ASSERT_LE(test::worst_difference(got, expected), 5 * noise * test::rms(expected));
-      };
-      compare(std::span(ids).first(18));  // a prompt, in two batches
-      for (size_t i = 18; i < ids.size(); ++i) compare(std::span(ids).subspan(i, 1));
-      if (two.sparsity() == Sparsity::off) continue;
-      EXPECT_NEAR(two.density().density(c.n_ff), whole.density().density(c.n_ff), 0.01);
-      if (d.name == "nothing_hot") {
-        EXPECT_DOUBLE_EQ(two.density().host_share(), 1.0);
-      } else if (d.name == "everything_hot") {
-        EXPECT_DOUBLE_EQ(two.density().host_share(), 0.0);
+      limits.expect_apart(test::run(two, script), test::run(whole, script), "divided");
+      if (two.sparsity() != Sparsity::off) {
+        EXPECT_NEAR(two.density().density(c.n_ff), whole.density().density(c.n_ff), 0.01);
+        if (d.name == "nothing_hot") {
+          EXPECT_DOUBLE_EQ(two.density().host_share(), 1.0);
+        } else if (d.name == "everything_hot") {
+          EXPECT_DOUBLE_EQ(two.density().host_share(), 0.0);
+        }
+      }
+      if (!mode.predictor) {  // short sequences: what was lost or counted twice shows behind the noise of no type
+        EXPECT_LE(tight.share([&](const test::Script& s) { return test::run(two, s); }), 1);
       }
     }
   }

@@ -78,23 +78,4 @@ inline double worst_difference(std::span<const float> a, std::span<const float> 
   return worst;
 }
 
-// How far logits may be from those of the same weights in float with an unrounded KV cache. Keys and values are rounded
-// to f16: a relative error of at most 2^-11 in each of n_layer attention outputs, which the residual stream carries to
-// the head unamplified on average; the factor 4 covers the worst of the n_vocab outputs (4 standard deviations). Float
-// rounding (sqrt(n_ff) 2^-24) is far below. The recorded values have 5 decimals.
-inline double f16_cache_tolerance(const model::Config& c, double logits_rms) {
-  return 4.0 * static_cast<double>(c.n_layer) * 0x1p-11 * logits_rms + 1e-5;
-}
-
-// How far apart, relative to the logits' rms, two correct runs may end whose roundings of 8-bit activations differ:
-// rounding moves activations across boundaries of their 8-bit form, the residual stream spreads that, and the runs end
-// as far apart as two independent draws of the quantisation noise. Its standard deviation is a step / sqrt(12), a step
-// being 1/127 of a block's largest of 32 values: 2.3 standard deviations in normed or averaged activations (0.0052 of
-// their rms, in three products of a layer and the head), 4.5 in the heavy-tailed values of an FFN (0.0102, in the down
-// projection); sqrt(2) for a difference.
-inline double quantization_noise(const model::Config& c) {
-  const auto n_layer = static_cast<double>(c.n_layer);
-  return std::sqrt(2.0 * (n_layer * (3 * 0.0052 * 0.0052 + 0.0102 * 0.0102) + 0.0052 * 0.0052));
-}
-
 }  // namespace hearth::test
