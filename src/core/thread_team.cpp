@@ -81,7 +81,7 @@ template <typename Done>
 void spin_until(bool crowded, Done done) {
   for (int64_t spins = 0; !done(); ++spins) {
     cpu_pause();
-    if (crowded || spins > 20000) std::this_thread::yield();
+    if (crowded || spins > 4000) std::this_thread::yield();
   }
 }
 
