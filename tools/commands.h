@@ -16,5 +16,6 @@ void register_doctor(CLI::App& app);
 void register_synth(CLI::App& app);
 void register_profile(CLI::App& app);
 void register_plan(CLI::App& app);
+void register_predictor(CLI::App& app);
 
 }  // namespace hearth::tools

@@ -34,10 +34,10 @@ const std::vector<double>& compared_targets() {
   return targets;
 }
 
-std::vector<ComparedCandidate> compare_candidates(
+std::optional<std::vector<ComparedCandidate>> compare_candidates(
     const model::Model& model, const Samples& samples, const std::vector<Candidate>& candidates,
     const std::vector<NamedSamples>& texts, const FitOptions& options, predictor::Products& products, ThreadTeam& team,
-    const std::function<void(size_t done, size_t total, const std::string& what)>& report) {
+    const std::function<bool(size_t done, size_t total, const std::string& what)>& report) {
   std::vector<ComparedCandidate> result;
   for (const Candidate& c : candidates) {
     result.push_back({c, 0, 0, 0, {}});
@@ -72,8 +72,8 @@ std::vector<ComparedCandidate> compare_candidates(
             tallies_on(fit.truth(), view.weights, thresholds, {s.ffn, read}, model.config().n_embd, products, team);
         for (size_t t = 0; t < targets.size(); ++t) result[i].points[t].texts[text] += tallies[t];
       }
-      report(layer * candidates.size() + i + 1, n_layer * candidates.size(),
-             fmt::format("layer {}, {}", layer, candidates[i].name()));
+      const std::string what = fmt::format("layer {}, {}", layer, candidates[i].name());
+      if (!report(layer * candidates.size() + i + 1, n_layer * candidates.size(), what)) return std::nullopt;
     }
   }
   return result;

@@ -2,6 +2,7 @@
 // All kinds of predictors side by side: what each keeps at each wanted recall, on texts it was not made from.
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,11 @@ struct ComparedCandidate {
 // Wanted recalls of the curves.
 const std::vector<double>& compared_targets();
 
-// Layer by layer, every candidate; `report` is told after each.
-std::vector<ComparedCandidate> compare_candidates(
+// Layer by layer, every candidate. `report` is told after each; nullopt when it answers false.
+std::optional<std::vector<ComparedCandidate>> compare_candidates(
     const model::Model& model, const Samples& samples, const std::vector<Candidate>& candidates,
     const std::vector<NamedSamples>& texts, const FitOptions& options, predictor::Products& products, ThreadTeam& team,
-    const std::function<void(size_t done, size_t total, const std::string& what)>& report);
+    const std::function<bool(size_t done, size_t total, const std::string& what)>& report);
 
 nlohmann::json to_json(const std::vector<ComparedCandidate>& compared, const std::vector<NamedSamples>& texts);
 // A table of the points whose target is `target`, in Markdown.

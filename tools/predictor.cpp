@@ -1,0 +1,390 @@
+// hearth predictor: makes predictors of which neurons fire, and measures them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+#include "model/model.h"
+#include "model/sidecar.h"
+#include "offline/predictor/choose.h"
+#include "offline/predictor/compare.h"
+#include "offline/predictor/evaluate.h"
+#include "text/tokenizer.h"
+#include "tools/commands.h"
+#include "tools/common.h"
+#include "tools/interrupt.h"
+#include "tools/output.h"
+#include "tools/progress.h"
+
+namespace hearth::tools {
+namespace {
+
+struct Options {
+  std::string model, sidecar, device = "auto";
+  std::vector<std::string> texts;
+  std::optional<std::string> activation;
+  int64_t tokens = 0, window = 512;
+  float threshold = 0;
+  int gpu = 0, threads = 0;
+  bool json = false, quiet = false, verbose = false;
+  // fit
+  std::string method = "auto", rank = "auto", type = "auto", input = "ffn_input", read_by = "cpu";
+  double recall = 0.99;
+  // compare
+  std::vector<std::string> tests, candidates;
+  std::string directory;
+  int64_t test_tokens = 8192;
+};
+
+std::filesystem::path sidecar_of(const Options& o) {
+  return o.sidecar.empty() ? model::sidecar_path(o.model) : std::filesystem::path(o.sidecar);
+}
+
+std::unique_ptr<Device> make_device(const Options& o, ThreadTeam& team) {
+  std::string why;
+  if (o.device == "cuda" || (o.device == "auto" && !cuda::list_gpus(&why).empty())) return cuda::make_device(o.gpu);
+  if (o.device == "auto") log::info("no GPU is used: {}", why);
+  return cpu::make_device(team);
+}
+
+model::PredictorInput parse_input(const std::string& name) {
+  for (const auto input :
+       {model::PredictorInput::ffn_input, model::PredictorInput::residual, model::PredictorInput::previous_ffn_input}) {
+    if (name == model::to_string(input)) return input;
+  }
+  fail("unknown predictor input '{}'; expected ffn_input, residual or previous_ffn_input", name);
+}
+
+int64_t parse_rank(const std::string& text) {
+  int64_t rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc() || end != text.data() + text.size() || rank < 1) {
+    fail("--rank is '{}', expected a positive number or auto", text);
+  }
+  return rank;
+}
+
+DType parse_type(const std::string& name) {
+  const auto type = parse_dtype(name);
+  if (!type) fail("unknown type '{}'; expected f16, q8_0, q4_0 or auto", name);
+  return *type;
+}
+
+[[noreturn]] void interrupted() {
+  log::info("interrupted; nothing was written");
+  throw CLI::RuntimeError(kInterruptedStatus);
+}
+
+// Runs texts through the model. Half the samples would make another predictor: Ctrl-C ends the program.
+offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, const std::vector<std::string>& files,
+                        int64_t tokens, bool only_validate) {
+  const auto tokenizer = text::Tokenizer::load(m.file());
+  const std::vector<std::filesystem::path> paths(files.begin(), files.end());
+  const offline::Corpus corpus = offline::read_corpus(paths, *tokenizer, {.window = o.window, .heldout_every = 0});
+  const std::unique_ptr<Device> device = make_device(o, team);
+  offline::SampleOptions options;
+  options.max_tokens = tokens, options.window = o.window, options.input = parse_input(o.input);
+  options.only_validate = only_validate;
+  log::info("gathering the inputs of {}'s FFNs on {}", m.config().name, device->name());
+  const InterruptGuard interrupt;
+  std::optional<Progress> progress;
+  offline::Samples samples =
+      offline::gather_samples(m, *device, corpus, options, [&](const offline::SampleProgress& p) {
+        if (!progress) progress.emplace(p.tokens_total);
+        progress->update(p.tokens_done, fmt::format("{:.0f} tokens/s", static_cast<double>(p.tokens_done) / p.seconds));
+        return !interrupt.requested();
+      });
+  if (interrupt.requested()) interrupted();
+  return samples;
+}
+
+offline::Candidate make_candidate(const std::string& method, const std::string& rank, const std::string& type) {
+  offline::Candidate c;
+  c.method = offline::parse_fit_method(method);
+  if (c.method == offline::FitMethod::sign) {
+    c.type = DType::f32;
+    return c;
+  }
+  c.type = type == "auto" ? DType::q8_0 : parse_type(type);
+  if (c.method == offline::FitMethod::gate_bits) {
+    if (type == "auto") c.type = DType::q4_0;
+    return c;
+  }
+  c.rank = parse_rank(rank);
+  return c;
+}
+
+// What --method, --rank and --type leave open.
+std::vector<offline::Candidate> candidates_of(const Options& o, const model::Model& m) {
+  const FfnShard& ffn = m.weights().layers.front().ffn;
+  if (o.method == "sign" || o.method == "gate-bits" || (o.method != "auto" && o.rank != "auto")) {
+    return {make_candidate(o.method, o.rank, o.type)};
+  }
+  std::vector<offline::Candidate> all =
+      offline::all_candidates(m.config().n_embd, ffn.n(), ffn.gate.type, o.method == "mlp");
+  if (o.method != "auto") {
+    const auto method = offline::parse_fit_method(o.method);
+    std::erase_if(all, [&](const auto& c) { return c.method != method; });
+  }
+  if (o.rank != "auto") std::erase_if(all, [rank = parse_rank(o.rank)](const auto& c) { return c.rank != rank; });
+  if (o.type != "auto") std::erase_if(all, [type = parse_type(o.type)](const auto& c) { return c.type != type; });
+  if (all.empty()) fail("no predictor of this model is as --method, --rank and --type say, and smaller than its gate");
+  return all;
+}
+
+void fit(const Options& o) {
+  set_logging(o.quiet, o.verbose);
+  model::Model m = model::Model::load(o.model, {o.activation});
+  const std::filesystem::path path = sidecar_of(o);
+  model::Sidecar sidecar = std::filesystem::exists(path) ? *model::Sidecar::find(m.file(), m.config(), path)
+                                                         : model::Sidecar::empty_for(m.file(), m.config());
+  const std::vector<offline::Candidate> candidates = candidates_of(o, m);
+  ThreadTeam team(o.threads);
+  const offline::Samples samples = gather(o, m, team, o.texts, o.tokens, false);
+  const auto device = cpu::make_device(team);
+  predictor::Products products(*device, std::max(m.config().n_embd, m.config().n_ff));
+  offline::FitOptions options;
+  options.recall = o.recall, options.threshold = o.threshold;
+  const InterruptGuard interrupt;
+  Progress progress(m.config().n_layer);
+  for (size_t layer = 0; layer < m.weights().layers.size(); ++layer) {
+    offline::LayerFit layer_fit(m, layer, samples, options, products, team);
+    auto chosen = offline::choose_predictor(layer_fit, candidates, m.weights().layers[layer].ffn, offline::CostModel{},
+                                            o.read_by == "gpu", [&] { return !interrupt.requested(); });
+    if (!chosen) interrupted();
+    const model::PredictorFigures& f = chosen->predictor.figures;
+    progress.update(static_cast<int64_t>(layer) + 1,
+                    fmt::format("layer {}: {}, recall {:.2f} % of the loss, {:.2f} × the active neurons", layer,
+                                chosen->candidate.name(), 100 * f.loss_recall, f.predicted_density / f.density));
+    if (static_cast<double>(f.loss_recall) < o.recall) {
+      log::warn("layer {}: no predictor reaches a recall of {}; the best keeps {:.4f} of the loss", layer, o.recall,
+                   f.loss_recall);
+    }
+    sidecar.new_predictors.push_back(std::move(chosen->predictor));
+  }
+  sidecar.write(path);
+  log::info("{}: predictors of {} layers", path.string(), sidecar.new_predictors.size());
+}
+
+void eval(const Options& o) {
+  set_logging(o.quiet, o.verbose);
+  model::Model m = model::Model::load(o.model, {o.activation});
+  const std::filesystem::path path = sidecar_of(o);
+  if (!o.sidecar.empty() || std::filesystem::exists(path)) {
+    const auto sidecar = model::Sidecar::find(m.file(), m.config(), path);
+    model::attach_predictors(m, *sidecar);
+  }
+  const auto tokenizer = text::Tokenizer::load(m.file());
+  std::vector<int32_t> ids;
+  for (const std::string& file : o.texts) {
+    const std::vector<int32_t> more = tokenizer->encode(read_text_file(file), {.add_special = false});
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  const std::optional<int32_t> bos = tokenizer->add_bos() ? tokenizer->bos() : std::nullopt;
+  ThreadTeam team(o.threads);
+  const auto dense = cpu::make_device(team), sparse = cpu::make_device(team);
+  const InterruptGuard interrupt;
+  std::optional<Progress> progress;
+  const offline::EvaluationOptions options{o.window, o.tokens, o.threshold};
+  const offline::Evaluation e =
+      offline::evaluate_predictors(m, *dense, *sparse, ids, bos, options, [&](const offline::EvaluationProgress& p) {
+        if (!progress) progress.emplace(p.tokens_total);
+        progress->update(p.tokens_done, fmt::format("perplexity {:+.3f} %", 100 * p.comparison->perplexity_increase()));
+        return !interrupt.requested();
+      });
+  progress.reset();
+  if (o.json) {
+    write_json(offline::evaluation_json(e));
+  } else {
+    write_out(offline::evaluation_table(e));
+  }
+  if (interrupt.requested()) throw CLI::RuntimeError(kInterruptedStatus);
+}
+
+// "METHOD[:RANK][:TYPE]"
+offline::Candidate parse_candidate(const std::string& text) {
+  const size_t first = text.find(':'), second = first == std::string::npos ? first : text.find(':', first + 1);
+  const std::string method = text.substr(0, first);
+  const bool ranked = method == "svd" || method == "mlp";
+  const std::string rank = ranked && first != std::string::npos ? text.substr(first + 1, second - first - 1) : "";
+  const size_t type = ranked ? second : first;
+  return make_candidate(method, rank, type == std::string::npos ? "auto" : text.substr(type + 1));
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void compare(const Options& o) {
+  set_logging(o.quiet, o.verbose);
+  model::Model m = model::Model::load(o.model, {o.activation});
+  std::vector<offline::Candidate> candidates;
+  for (const std::string& c : o.candidates) candidates.push_back(parse_candidate(c));
+  if (candidates.empty()) candidates = candidates_of(o, m);
+  ThreadTeam team(o.threads);
+  const offline::Samples samples = gather(o, m, team, o.texts, o.tokens, false);
+  std::vector<offline::NamedSamples> texts;
+  for (const std::string& file : o.tests) {
+    texts.push_back({std::filesystem::path(file).stem().string(), gather(o, m, team, {file}, o.test_tokens, true)});
+  }
+  const auto device = cpu::make_device(team);
+  predictor::Products products(*device, std::max(m.config().n_embd, m.config().n_ff));
+  offline::FitOptions options;
+  options.recall = o.recall, options.threshold = o.threshold;
+  const InterruptGuard interrupt;
+  std::optional<Progress> progress;
+  const auto compared = offline::compare_candidates(m, samples, candidates, texts, options, products, team,
+                                                    [&](size_t done, size_t total, const std::string& what) {
+                                                      if (!progress) progress.emplace(static_cast<int64_t>(total));
+                                                      progress->update(static_cast<int64_t>(done), what);
+                                                      return !interrupt.requested();
+                                                    });
+  progress.reset();
+  if (!compared) interrupted();
+  const nlohmann::json j = offline::to_json(*compared, texts);
+  for (const offline::NamedSamples& text : texts) {
+    if (o.directory.empty()) break;
+    const std::filesystem::path stem = std::filesystem::path(o.directory) / ("predictors-" + text.name);
+    write_file(stem.string() + ".svg",
+               offline::recall_plot_svg(j, text.name, fmt::format("{}: predictors on {}", m.config().name, text.name)));
+    write_file(stem.string() + ".md", offline::markdown_table(j, text.name, o.recall));
+  }
+  if (o.json) return write_json(j);
+  for (const offline::NamedSamples& text : texts) {
+    write_out(fmt::format("{}\n\n{}\n", text.name, offline::markdown_table(j, text.name, o.recall)));
+  }
+}
+
+void add_common(CLI::App& sub, Options& o, const char* tokens) {
+  sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
+      ->required()
+      ->type_name("FILE")
+      ->group("Model");
+  sub.add_option("--activation", o.activation, "Take the FFN's activation to be this, whatever the file says")
+      ->group("Model");
+  sub.add_option("-f,--file", o.texts, "Texts; documents are separated by <|endoftext|>")
+      ->required()
+      ->type_name("FILE")
+      ->group("Text");
+  sub.add_option("--tokens", o.tokens, tokens)->check(CLI::NonNegativeNumber)->capture_default_str()->group("Text");
+  sub.add_option("-c,--ctx-size", o.window, "Longest piece of text evaluated at once, tokens")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 20))
+      ->capture_default_str()
+      ->group("Text");
+  sub.add_option("--sparse-threshold", o.threshold, "A neuron is active when |act(gate)| exceeds this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Predictor");
+  add_thread_option(sub, o.threads);
+  add_logging_options(sub, o.quiet, o.verbose);
+}
+
+void add_sidecar(CLI::App& sub, Options& o) {
+  sub.add_option("--sidecar", o.sidecar, "Sidecar that keeps the predictors (default: MODEL.sparse.gguf)")
+      ->type_name("FILE")
+      ->group("Model");
+}
+
+void add_kind(CLI::App& sub, Options& o) {
+  sub.add_option("--method", o.method, "svd, mlp, sign, gate-bits, or auto: whichever costs least time a token")
+      ->check(CLI::IsMember({"svd", "mlp", "sign", "gate-bits", "auto"}))
+      ->capture_default_str()
+      ->group("Predictor");
+  sub.add_option("--rank", o.rank, "Rows of fc1, or auto")->capture_default_str()->group("Predictor");
+  sub.add_option("--type", o.type, "Type of the weights: f16, q8_0, q4_0 or auto")
+      ->capture_default_str()
+      ->group("Predictor");
+  sub.add_option("--recall", o.recall, "Share of the loss (|value| * ||down row||) to keep")
+      ->check(CLI::Range(0.5, 0.99999))
+      ->capture_default_str()
+      ->group("Predictor");
+  sub.add_option("--input", o.input,
+                 "What it reads: ffn_input, residual (before the norm) or previous_ffn_input (of the layer before)")
+      ->check(CLI::IsMember({"ffn_input", "residual", "previous_ffn_input"}))
+      ->capture_default_str()
+      ->group("Predictor");
+  sub.add_option("--device", o.device, "Where activations are gathered: cpu, cuda, or auto: the GPU when there is one")
+      ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
+      ->capture_default_str()
+      ->group("Hardware");
+  sub.add_option("--gpu,--main-gpu", o.gpu, "Number of the GPU")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Hardware");
+}
+
+void register_fit(CLI::App& top) {
+  const auto o = std::make_shared<Options>();
+  o->tokens = 24576;
+  CLI::App* sub = top.add_subcommand("fit", "Make predictors from texts and keep them in the sidecar");
+  add_common(*sub, *o,
+             "Tokens to gather, spread over the texts; half are fitted on, a quarter each sets and checks "
+             "thresholds (0: all)");
+  add_sidecar(*sub, *o);
+  add_kind(*sub, *o);
+  sub->add_option("--for", o->read_by, "Whose bandwidth `auto` counts with: cpu or gpu")
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->capture_default_str()
+      ->group("Predictor");
+  sub->footer(
+      "Weights are computed on the CPU. Ctrl-C leaves the sidecar as it was.\n"
+      "Example: hearth predictor fit -m model.gguf -f books.txt --method svd --rank 256 --type q8_0");
+  sub->callback([o] { fit(*o); });
+}
+
+void register_eval(CLI::App& top) {
+  const auto o = std::make_shared<Options>();
+  o->tokens = 16384;
+  CLI::App* sub = top.add_subcommand("eval", "Measure a model's predictors on a text");
+  add_common(*sub, *o, "Stop after this many tokens (0: all)");
+  add_sidecar(*sub, *o);
+  sub->add_flag("--json", o->json, "Print JSON")->group("General");
+  sub->footer("Example: hearth predictor eval -m model.gguf -f heldout.txt");
+  sub->callback([o] { eval(*o); });
+}
+
+void register_compare(CLI::App& top) {
+  const auto o = std::make_shared<Options>();
+  o->tokens = 24576;
+  CLI::App* sub = top.add_subcommand("compare", "Compare kinds of predictors on texts they were not made from");
+  add_common(*sub, *o, "Tokens to make them from, spread over the texts (0: all)");
+  add_kind(*sub, *o);
+  sub->add_option("--test", o->tests, "Texts to compare on")->required()->type_name("FILE")->group("Text");
+  sub->add_option("--test-tokens", o->test_tokens, "Tokens of each, spread over the text (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Text");
+  sub->add_option("--candidate", o->candidates,
+                  "METHOD[:RANK][:TYPE], several; default: all that --method, --rank and --type leave open")
+      ->group("Predictor");
+  sub->add_option("-o,--output", o->directory, "Also write predictors-TEXT.md and .svg into this directory")
+      ->check(CLI::ExistingDirectory)
+      ->group("General");
+  sub->add_flag("--json", o->json, "Print JSON, every wanted recall included")->group("General");
+  sub->footer("Example: hearth predictor compare -m model.gguf -f a.txt --test b.txt --candidate svd:128:q8_0 sign");
+  sub->callback([o] { compare(*o); });
+}
+
+}  // namespace
+
+void register_predictor(CLI::App& app) {
+  CLI::App* top = app.add_subcommand("predictor", "Make and measure predictors of which neurons fire");
+  top->require_subcommand(1);
+  register_fit(*top);
+  register_eval(*top);
+  register_compare(*top);
+}
+
+}  // namespace hearth::tools
