@@ -85,8 +85,10 @@ size_t activate(int gpu) {
   const size_t before = query_memory(gpu).free;
   CUDA_CHECK(cudaSetDevice(gpu));
   CUDA_CHECK(cudaFree(nullptr));  // creates the context
-  const Stream stream = make_stream();
-  const Cublas cublas = make_cublas(stream);  // its code and handle stay loaded for later handles to share
+  {  // cuBLAS's code stays loaded for later handles to share; a handle's own memory is counted by whoever has it
+    const Stream stream = make_stream();
+    const Cublas cublas = make_cublas(stream);
+  }
   const size_t after = query_memory(gpu).free;
   return context_bytes[gpu] = before > after ? before - after : 0;
 }
