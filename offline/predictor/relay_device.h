@@ -1,5 +1,5 @@
 #pragma once
-// A Device in front of another one that hands everything on: base of devices that look at, or change, one operation.
+// A Device in front of another one that hands everything on: base of those that look at, or change, one operation.
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -10,10 +10,10 @@
 
 namespace hearth::offline {
 
-class ForwardingDevice : public Device {
+class RelayDevice : public Device {
  public:
   // `inner` must outlive this device.
-  explicit ForwardingDevice(Device& inner) : inner_(inner) {}
+  explicit RelayDevice(Device& inner) : inner_(inner) {}
 
   std::string name() const override { return inner_.name(); }
   bool is_host() const override { return inner_.is_host(); }
