@@ -1,11 +1,16 @@
 #include "tools/common.h"
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "model/predictors.h"
+#include "model/sidecar.h"
 #include "tools/report.h"
 
 namespace hearth::tools {
@@ -41,6 +46,16 @@ uint64_t context_bytes(const Device& device) {
   return 0;
 }
 
+// --sparse-threshold: a number, or "sidecar".
+void set_threshold(const std::string& text, ModelOptions& o) {
+  if (o.sidecar_thresholds = text == "sidecar"; o.sidecar_thresholds) return;
+  const char* const end = text.data() + text.size();
+  const auto [read, error] = std::from_chars(text.data(), end, o.sparse_threshold);
+  if (error != std::errc() || read != end || !(o.sparse_threshold >= 0) || !std::isfinite(o.sparse_threshold)) {
+    fail("--sparse-threshold is '{}', expected a number, 0 or more, or \"sidecar\"", text);
+  }
+}
+
 engine::EngineOptions engine_options(const ModelOptions& o) {
   engine::EngineOptions e;
   e.n_ctx = o.n_ctx;
@@ -69,6 +84,31 @@ void add_thread_option(CLI::App& sub, int& threads) {
       ->group("Hardware");
 }
 
+void add_predictor_option(CLI::App& sub, std::string& predictor) {
+  sub.add_option("--predictor", predictor,
+                 "none: leave the model's predictors unused. auto: those of the sidecar, else of the model's own file. "
+                 "svd, mlp, sign, gate-bits, powerinfer: the same, and it is an error if they are of another kind")
+      ->check(CLI::IsMember({"none", "auto", "svd", "mlp", "sign", "gate-bits", "powerinfer"}))
+      ->capture_default_str()
+      ->group("Model");
+}
+
+void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const std::string& wanted) {
+  if (wanted == "none") return model.drop_predictors();
+  if (sidecar != nullptr) model::attach_predictors(model, *sidecar);
+  if (wanted == "auto") return;
+  bool any = false;
+  for (const model::LayerWeights& layer : model.weights().layers) {
+    if (!layer.predictor.weights) continue;
+    any = true;
+    if (layer.predictor.method != wanted) {
+      fail("--predictor {}: the predictors at hand are '{}'; make others with `hearth predictor fit --method {}`",
+           wanted, layer.predictor.method, wanted);
+    }
+  }
+  if (!any) fail("--predictor {}: this model has none; make them with `hearth predictor fit`", wanted);
+}
+
 void add_model_options(CLI::App& sub, ModelOptions& o) {
   sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
       ->required()
@@ -82,16 +122,18 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->group("Model");
   sub.add_option(
          "--sparsity", o.sparsity,
-         "off: compute every neuron. exact: evaluate every gate, then only active neurons. auto: exact where it "
-         "loses nothing")
-      ->check(CLI::IsMember({"off", "exact", "auto"}))
+         "off: compute every neuron. exact: evaluate every gate, then only active neurons. predict: evaluate the gates "
+         "that a predictor names. auto: predict with predictors, else exact where it loses nothing")
+      ->check(CLI::IsMember({"off", "exact", "predict", "auto"}))
       ->capture_default_str()
       ->group("Model");
-  sub.add_option("--sparse-threshold", o.sparse_threshold,
-                 "A neuron is active when |act(gate)| exceeds this; above 0 the result is approximate")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
+  sub.add_option_function<std::string>(
+         "--sparse-threshold", [&o](const std::string& text) { set_threshold(text, o); },
+         "A neuron is active when |act(gate)| exceeds this; above 0 the result is approximate. \"sidecar\": the "
+         "thresholds by layer that `hearth tune` wrote (default: 0)")
+      ->type_name("X")
       ->group("Model");
+  add_predictor_option(sub, o.predictor);
   sub.add_option("-b,--batch-size", o.n_batch, "Prompt tokens evaluated at once")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
@@ -119,9 +161,9 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->type_name("FILE")
       ->group("Hardware");
   sub.add_option("--sidecar", o.sidecar,
-                 "Activation statistics for the plan (default: MODEL.sparse.gguf, where there is one)")
+                 "Activation statistics and predictors (default: MODEL.sparse.gguf, where there is one)")
       ->type_name("FILE")
-      ->group("Hardware");
+      ->group("Model");
   sub.add_option("--isa", o.isa,
                  "For debugging, CPU kernels to use: scalar, avx2, avx512 (default: the best of this machine), or "
                  "reference: plain loops in double precision, very slow")
@@ -137,6 +179,7 @@ Session::Session(const ModelOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   team_ = std::make_unique<ThreadTeam>(options.threads);
   model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
+  read_thresholds(options);
   start(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const model::Config& c = model_->config();
@@ -146,6 +189,17 @@ Session::Session(const ModelOptions& options) {
   log::debug("{}: {} layers, n_embd {}, n_ff {}, {} heads ({} for keys and values) of {}, vocabulary {}; FFN {}: {}",
              c.name, c.n_layer, c.n_embd, c.n_ff, c.n_head, c.n_head_kv, c.head_dim, c.n_vocab, c.ffn.family,
              c.ffn.reason);
+}
+
+void Session::read_thresholds(const ModelOptions& options) {
+  approximate_ = options.sparse_threshold > 0;
+  if (!options.sidecar_thresholds) return;
+  const auto sidecar = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
+  if (!sidecar || !sidecar->thresholds) {
+    fail("there are no tuned thresholds for '{}'; `hearth tune -m MODEL -f TEXT` makes them", options.model);
+  }
+  layer_thresholds_ = sidecar->thresholds->by_layer;
+  approximate_ = std::any_of(layer_thresholds_.begin(), layer_thresholds_.end(), [](float t) { return t > 0; });
 }
 
 void Session::start(const ModelOptions& options) {
@@ -212,21 +266,21 @@ void Session::start_on_cpu(const ModelOptions& options) {
 }
 
 void Session::start_divided(const ModelOptions& options) {
-  const bool sparse = options.sparsity != "off" && (model_->config().ffn.sparse() || options.sparse_threshold > 0);
   (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
   // The device first: what its context takes is then known, and counts towards the budget.
   gpu_ = options.gpu;
   device_ = cuda::make_device(options.gpu);
   host_device_ = cpu::make_device(*team_);
-  planned_ = plan_run(*model_, {.vram_budget = options.vram_budget,
-                                .plan_file = options.plan,
-                                .sidecar = options.sidecar,
-                                .n_ctx = options.n_ctx,
-                                .n_batch = options.n_batch,
-                                .sparse = sparse,
-                                .gpu = options.gpu,
-                                .threads = options.threads,
-                                .context_bytes = context_bytes(*device_)});
+  offline::PlanRequest request;
+  request.n_ctx = options.n_ctx, request.n_batch = options.n_batch;
+  request.sparsity = offline::parse_sparsity_rule(options.sparsity);
+  if (options.sparsity == "auto" && options.sparse_threshold > 0) request.sparsity = offline::SparsityRule::exact;
+  planned_ = plan_run(*model_, sidecar(),
+                      {.vram_budget = options.vram_budget,
+                       .plan_file = options.plan,
+                       .request = request,
+                       .machine = {.gpu = options.gpu, .threads = options.threads},
+                       .context_bytes = context_bytes(*device_)});
   const int64_t planned_context = planned_->placement.n_ctx;
   if (options.n_ctx != 0 && options.n_ctx != planned_context) {
     fail("-c {} was asked for and the plan is for a context of {}; make another plan", options.n_ctx, planned_context);
@@ -238,23 +292,26 @@ void Session::make_engine(const ModelOptions& options) {
   if (options.profile) profiler_ = std::make_unique<engine::ProfilingDevice>(*device_);
   Device& device = profiler_ ? static_cast<Device&>(*profiler_) : *device_;
   engine::EngineOptions e = engine_options(options);
+  e.layer_thresholds = layer_thresholds_;
   if (!planned_) {
     engine_ = std::make_unique<engine::Engine>(*model_, device, e);
     return;
   }
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch;
-  engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{*host_device_, planned_->placement, *team_});
+  engine_ = std::make_unique<engine::Engine>(*model_, device, e,
+                                             engine::Division{*host_device_, planned_->placement, *team_});
 }
 
 std::string Session::sparsity_reason(const ModelOptions& options) {
   const model::FfnDescription& ffn = model_->config().ffn;
   if (engine_->sparsity() != engine::Sparsity::off) {
+    if (!layer_thresholds_.empty()) return "approximate: thresholds by layer from the sidecar";
     if (options.sparse_threshold > 0) return fmt::format("approximate: threshold {}", options.sparse_threshold);
     return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
   }
   if (options.sparsity == "off") return "as asked";
-  if (!ffn.sparse() && options.sparse_threshold == 0) {
+  if (!ffn.sparse() && !approximate_) {
     return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
   }
   return model_->prepare_sparse().value_or("");  // why the engine could not

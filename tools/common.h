@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "engine/profiling_device.h"
 #include "model/model.h"
+#include "model/sidecar.h"
 #include "text/tokenizer.h"
 #include "tools/placing.h"
 
@@ -26,11 +27,13 @@ struct ModelOptions {
   int64_t n_batch = 512;
   std::string sparsity = "auto";
   float sparse_threshold = 0.0f;
+  std::string predictor = "auto";   // none, auto, or a method that every predictor must be of
+  bool sidecar_thresholds = false;  // those that `hearth tune` wrote, by layer, instead
   std::optional<std::string> activation;
   std::optional<std::string> isa;
   std::optional<double> vram_budget;   // GiB; divides the model between GPU and CPU
   std::optional<std::string> plan;     // a saved plan to obey instead of making one
-  std::optional<std::string> sidecar;  // activation statistics; default: beside the model
+  std::optional<std::string> sidecar;  // activation statistics and predictors; default: beside the model
   bool no_graph = false;
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the device with a ProfilingDevice; no flag of its own
@@ -44,6 +47,11 @@ void add_thread_option(CLI::App& sub, int& threads);
 // All of ModelOptions.
 void add_model_options(CLI::App& sub, ModelOptions& options);
 
+// Gives the model the predictors of its sidecar (null: its own are kept), or takes them all away, as --predictor says.
+// Throws Error when a method is named and a layer has a predictor of another, or none has one.
+void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const std::string& wanted);
+void add_predictor_option(CLI::App& sub, std::string& predictor);
+
 // A model, ready to evaluate tokens. Its constructor says on stderr what is used and why, in one line.
 class Session {
  public:
@@ -56,8 +64,11 @@ class Session {
   ThreadTeam& team() { return *team_; }
   bool on_gpu() const { return gpu_.has_value(); }
   std::optional<int> gpu() const { return gpu_; }
-  engine::ProfilingDevice* profiler() { return profiler_.get(); }  // null unless options.profile
+  engine::ProfilingDevice* profiler() { return profiler_.get(); }                    // null unless options.profile
+  const model::Sidecar* sidecar() const { return sidecar_ ? &*sidecar_ : nullptr; }  // null: there is none
   double load_seconds() const { return load_seconds_; }
+  // A threshold above 0 leaves out neurons that are not zero.
+  bool approximate() const { return approximate_; }
   const std::optional<PlannedRun>& planned() const { return planned_; }  // when the model is divided
 
   // The model's vocabulary; null when its file has none.
@@ -73,16 +84,20 @@ class Session {
   void start_on_cpu(const ModelOptions& options);
   void start_divided(const ModelOptions& options);
   void make_engine(const ModelOptions& options);
+  void read_thresholds(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
 
   std::unique_ptr<ThreadTeam> team_;
   std::unique_ptr<model::Model> model_;
+  std::optional<model::Sidecar> sidecar_;
   std::unique_ptr<Device> device_, host_device_;  // the second when the model is divided
   std::optional<PlannedRun> planned_;
   std::unique_ptr<engine::ProfilingDevice> profiler_;
   std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::optional<int> gpu_;
+  std::vector<float> layer_thresholds_;  // from the sidecar, where they were asked for
+  bool approximate_ = false;
   double load_seconds_ = 0;
 };
 

@@ -83,7 +83,6 @@ uint64_t choose_budget(std::optional<double> gib, const MachineOptions& o, const
 
 void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
   set_bandwidths(o, gpu, request);
-  request.cost.separate_gates = false;  // engine::split_weights keeps a neuron's three rows together
   if (o.host_memory) {
     request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
   } else if (!o.cpu_bw) {  // it is this machine that is planned for
@@ -108,29 +107,27 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
   add_thread_option(sub, o.threads);
 }
 
-PlannedRun plan_run(const model::Model& model, const RunRequest& r) {
+offline::Planner make_planner(const model::Model& model, const model::Sidecar* sidecar,
+                              const offline::PlanRequest& request) {
+  offline::ModelShape shape = offline::shape_of(model);
+  offline::Frequencies frequencies = offline::frequencies_of(shape, sidecar);
+  return {std::move(shape), std::move(frequencies), request};
+}
+
+PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest r) {
   std::string why;
-  const MachineOptions machine{.gpu = r.gpu, .threads = r.threads};
-  const std::optional<cuda::GpuInfo> gpu = find_gpu(r.gpu, why);
+  const std::optional<cuda::GpuInfo> gpu = find_gpu(r.machine.gpu, why);
   if (!gpu) fail("no GPU to place a part of the model on: {}; without --vram-budget and --plan the CPU is used", why);
   PlannedRun run;
   if (r.plan_file) {
     run.placement = offline::load_placement(*r.plan_file);
     engine::check_placement(run.placement, model.config(), model::fingerprint(model.file()));
   } else {
-    offline::PlanRequest request;
-    request.vram_budget = choose_budget(r.vram_budget, machine, gpu, why);
-    if (!r.vram_budget) request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
-    request.n_ctx = r.n_ctx;
-    request.n_batch = r.n_batch;
-    request.sparsity = r.sparse ? offline::SparsityRule::exact : offline::SparsityRule::off;
-    const auto sidecar = model::Sidecar::find(model.file(), model.config(), r.sidecar);
-    const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
-    set_machine(machine, gpu, request);
-    if (r.context_bytes) request.reserve.context_bytes = *r.context_bytes;
-    offline::ModelShape shape = offline::shape_of(model, statistics);
-    offline::Frequencies frequencies = offline::frequencies_of(shape, statistics);
-    offline::Plan plan = offline::Planner(std::move(shape), std::move(frequencies), request).plan();
+    r.request.vram_budget = choose_budget(r.vram_budget, r.machine, gpu, why);
+    if (!r.vram_budget) r.request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
+    set_machine(r.machine, gpu, r.request);
+    if (r.context_bytes) r.request.reserve.context_bytes = *r.context_bytes;
+    offline::Plan plan = make_planner(model, sidecar, r.request).plan();
     run.tokens_per_second = plan.tokens_per_second();
     run.placement = std::move(plan.placement);
   }

@@ -8,6 +8,7 @@
 #include "cuda/cuda.h"
 #include "engine/placement.h"
 #include "model/model.h"
+#include "model/sidecar.h"
 #include "offline/plan/planner.h"
 
 namespace hearth::tools {
@@ -39,14 +40,16 @@ struct PlannedRun {
 struct RunRequest {
   std::optional<double> vram_budget;     // GiB; default: what is free
   std::optional<std::string> plan_file;  // load this plan instead of making one
-  std::optional<std::string> sidecar;    // default: beside the model, where there is one
-  int64_t n_ctx = 0, n_batch = 512;
-  bool sparse = false;  // the engine will run in exact mode
-  int gpu = 0, threads = 0;
+  offline::PlanRequest request;          // context, batch and sparsity; the rest is filled in
+  MachineOptions machine;
   std::optional<uint64_t> context_bytes;  // what the device's context takes, where it is known
 };
-// Throws Error when there is no GPU, when it has less free than asked, and when the model does not fit the budget's
-// plan.
-PlannedRun plan_run(const model::Model& model, const RunRequest& request);
+// `sidecar` null: there is none. Throws Error when there is no GPU, when it has less free than asked, and when the
+// model does not fit the budget's plan.
+PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest run);
+
+// A planner for the model with the predictors it has.
+offline::Planner make_planner(const model::Model& model, const model::Sidecar* sidecar,
+                              const offline::PlanRequest& request);
 
 }  // namespace hearth::tools

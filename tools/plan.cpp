@@ -18,7 +18,7 @@ namespace hearth::tools {
 namespace {
 
 struct Options {
-  std::string model, save, sparsity = "auto";
+  std::string model, save, sparsity = "auto", predictor = "auto";
   std::optional<std::string> sidecar, activation;
   std::optional<double> vram_budget;  // GiB
   offline::PlanRequest request;
@@ -32,13 +32,12 @@ void plan(Options o) {
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = choose_budget(o.vram_budget, o.machine, gpu, why);
   o.request.sparsity = offline::parse_sparsity_rule(o.sparsity);
-  const model::Model m = model::Model::load(o.model, {o.activation});
+  model::Model m = model::Model::load(o.model, {o.activation});
   const auto sidecar = model::Sidecar::find(m.file(), m.config(), o.sidecar);
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
+  choose_predictors(m, statistics, o.predictor);
   set_machine(o.machine, gpu, o.request);
-  offline::ModelShape shape = offline::shape_of(m, statistics);
-  offline::Frequencies frequencies = offline::frequencies_of(shape, statistics);
-  const offline::Planner planner(std::move(shape), std::move(frequencies), o.request);
+  const offline::Planner planner = make_planner(m, statistics, o.request);
   const offline::Plan result = planner.plan();
   const offline::Explanation explanation = offline::explain(planner, result);
   if (o.json) {
@@ -81,10 +80,11 @@ void register_plan(CLI::App& app) {
                   "Positions that an average token attends to (default: half of the context)")
       ->check(CLI::NonNegativeNumber)
       ->group("Plan");
-  sub->add_option("--sparsity", o->sparsity, "off, exact, predict, or auto: the fastest that loses nothing")
+  sub->add_option("--sparsity", o->sparsity, "off, exact, predict, or auto: the fastest of them, layer by layer")
       ->check(CLI::IsMember({"off", "exact", "predict", "auto"}))
       ->capture_default_str()
       ->group("Plan");
+  add_predictor_option(*sub, o->predictor);
   sub->add_option("--save", o->save, "Write the plan, to be given back when running")->type_name("FILE")->group("Plan");
   add_machine_options(*sub, o->machine);
   sub->add_flag("--json", o->json, "Print JSON")->group("General");

@@ -53,7 +53,7 @@ uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
              static_cast<uint64_t>(c.hot) * shape_.up_down_bytes + kNeuronTensors * reserve_.alignment;
   }
   if (c.selection == Selection::predictor && c.predictor == Where::gpu) {
-    bytes += shape_.predictor_bytes + 2 * reserve_.alignment;
+    bytes += shape_.predictor_bytes + kPredictorTensors * reserve_.alignment;
   }
   return bytes;
 }
@@ -122,16 +122,10 @@ double LayerCosts::seconds_cpu_only(Selection selection) const {
 
 std::vector<Selection> LayerCosts::selections(SparsityRule rule, bool sparse_family) const {
   const bool predictor = shape_.predictor_bytes > 0;
-  if (rule == SparsityRule::predict && (!predictor || !shape_.by_neuron)) {
-    fail(
-        "--sparsity predict needs a predictor for every layer and a transposed down projection; "
-        "use --sparsity exact, or make predictors with `hearth predictor fit`");
-  }
-  if (rule == SparsityRule::predict) return {Selection::predictor};
-  if (rule == SparsityRule::off || !shape_.by_neuron || (rule == SparsityRule::auto_ && !sparse_family)) {
-    return {Selection::all};
-  }
-  if (rule == SparsityRule::auto_ && predictor) return {Selection::gate, Selection::predictor};
+  if (rule == SparsityRule::off || !shape_.by_neuron) return {Selection::all};
+  if (predictor && rule == SparsityRule::predict) return {Selection::predictor};
+  if (predictor && rule == SparsityRule::auto_) return {Selection::gate, Selection::predictor};
+  if (rule == SparsityRule::auto_ && !sparse_family) return {Selection::all};
   return {Selection::gate};
 }
 

@@ -11,8 +11,10 @@
 
 namespace hearth::offline {
 
-// off: every neuron. exact: every gate. predict: what the predictor names. auto_: whichever is fastest, layer by layer,
-// of those that lose nothing (the families that are not sparse run dense).
+constexpr int kPredictorTensors = 5;  // of a layer, at most, each aligned on its own
+
+// off: every neuron. exact: every gate. predict: what the predictor names, where there is one. auto_: whichever is
+// fastest, layer by layer (without predictors, families that are not sparse run dense).
 enum class SparsityRule { off, exact, predict, auto_ };
 
 struct LayerChoice {
@@ -57,7 +59,8 @@ class LayerCosts {
 
   // Every placement that can be part of an optimal plan, whatever the other layers do.
   std::vector<LayerChoice> choices(SparsityRule rule, bool sparse_family) const;
-  // The ways of finding the active neurons that `rule` allows. Throws Error when predictors are asked for and missing.
+  // The ways of finding the active neurons that `rule` allows in this layer; the gate where a predictor is asked for
+  // and it has none.
   std::vector<engine::Selection> selections(SparsityRule rule, bool sparse_family) const;
 
  private:

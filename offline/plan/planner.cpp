@@ -30,7 +30,7 @@ uint64_t f32_bytes(int64_t n) {
 // The buffers of engine::Activations for a batch of T tokens.
 uint64_t activation_bytes(const ModelShape& s, int64_t T) {
   const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim;
-  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv));
+  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv) + s.max_n_ff() + s.n_embd);
   const int64_t logit_rows = std::clamp<int64_t>((int64_t{16} << 20) / (4 * s.n_vocab), 1, T);
   bytes += f32_bytes(logit_rows * s.n_vocab);
   if (s.quantized) bytes += static_cast<uint64_t>(T) * static_cast<uint64_t>(2 * s.n_embd + n_q) * 5 / 4;  // Act::q8
@@ -81,6 +81,13 @@ Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& r
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
   }
   check_context();
+  const auto predicts = [](const LayerShape& l) { return l.predictor_bytes > 0 && l.by_neuron; };
+  if (request_.sparsity == SparsityRule::predict &&
+      std::none_of(shape_.layers.begin(), shape_.layers.end(), predicts)) {
+    fail(
+        "--sparsity predict needs predictors and transposed down projections; use --sparsity exact, or make predictors "
+        "with `hearth predictor fit`");
+  }
   fixed_ = fixed_bytes();
   build_classes();
 }
@@ -224,7 +231,7 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     const uint64_t up_down = static_cast<uint64_t>(c.hot) * s.up_down_bytes;
     const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
     const bool predictor = c.selection == Selection::predictor && c.predictor == Where::gpu;
-    const uint64_t predictors = predictor ? s.predictor_bytes + 2 * request_.reserve.alignment : 0;
+    const uint64_t predictors = predictor ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
     g.kv_cache += kv;
     plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
     if (c.selection == Selection::predictor && !predictor) plan.host_bytes += s.predictor_bytes;

@@ -19,18 +19,6 @@ uint64_t bias_bytes(const Vector& v) {
   return v ? sizeof(float) : 0;
 }
 
-// Of the sidecar's predictors where it has one for the layer, otherwise of the model's own.
-std::vector<uint64_t> predictor_bytes(const model::Model& model, const model::Sidecar* sidecar) {
-  std::vector<uint64_t> bytes;
-  for (const model::LayerWeights& l : model.weights().layers) bytes.push_back(model::predictor_bytes(l.predictor));
-  if (sidecar == nullptr || sidecar->file == nullptr) return bytes;
-  const auto stored = model::read_predictors(*sidecar->file, sidecar->n_embd, sidecar->n_ff);
-  for (size_t l = 0; l < bytes.size(); ++l) {
-    if (stored[l].predictor.weights) bytes[l] = model::predictor_bytes(stored[l].predictor);
-  }
-  return bytes;
-}
-
 LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   LayerShape l;
   l.n_ff = w.ffn.n();
@@ -62,7 +50,7 @@ int64_t ModelShape::max_n_ff() const {
   return most;
 }
 
-ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar) {
+ModelShape shape_of(const model::Model& model) {
   const model::Config& c = model.config();
   const model::Weights& w = model.weights();
   ModelShape s;
@@ -77,10 +65,11 @@ ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar) {
   s.output_bytes = bytes_of(w.output);
   s.small_bytes =
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
-  const std::vector<uint64_t> predictors = predictor_bytes(model, sidecar);
   for (size_t i = 0; i < w.layers.size(); ++i) {
     LayerShape l = layer_shape(c, w.layers[i]);
-    l.predictor_bytes = predictors[i];
+    // One that reads the layer before cannot serve the first.
+    const model::LayerPredictor& p = w.layers[i].predictor;
+    if (i > 0 || p.input != model::PredictorInput::previous_ffn_input) l.predictor_bytes = model::predictor_bytes(p);
     s.layers.push_back(l);
   }
   return s;

@@ -41,8 +41,8 @@ struct ModelShape {
   int64_t max_n_ff() const;
 };
 
-// Predictors are looked for in the model's own file (PowerInfer's fc1, fc2) and in the sidecar.
-ModelShape shape_of(const model::Model& model, const model::Sidecar* sidecar);
+// With the predictors that the model has (model/predictors.h attaches those of a sidecar).
+ModelShape shape_of(const model::Model& model);
 
 // How often each neuron of each layer is active.
 struct Frequencies {

@@ -170,8 +170,10 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     sparsity_ = sparsity_of(layers_, sparsity_);
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
-    host_half_ = std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, n_ctx_, n_batch,
-                                            model_.quantized(), options_.sparse_threshold, options_.layer_thresholds);
+    stream_ = std::make_unique<ColdStream>(device_, split_->host, options.stream_tokens);
+    host_half_ =
+        std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, stream_.get(), n_ctx_, n_batch,
+                                   model_.quantized(), options_.sparse_threshold, options_.layer_thresholds);
   } else {
     layers_ = undivided(model_, sparsity_);
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
@@ -211,6 +213,7 @@ ForwardArgs Engine::forward_args(int64_t max_kv) {
           options_.sparse_threshold,
           layers_,
           mailbox_.get(),
+          stream_.get(),
           options_.layer_thresholds};
 }
 

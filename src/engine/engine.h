@@ -33,7 +33,9 @@ struct EngineOptions {
   Sparsity sparsity = Sparsity::auto_;
   float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
-  bool use_graph = true;                // record a decode step once and replay it, where the device can
+  int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
+                               // the main device, streaming their rows to it; 0 = none do
+  bool use_graph = true;       // record a decode step once and replay it, where the device can
 };
 
 // Counted over single-token steps in a sparse mode.
@@ -107,6 +109,7 @@ class Engine {
   std::optional<SplitWeights> split_;    // set when the model is divided
   std::vector<LayerSplit> layers_;       // how each layer is run
   std::unique_ptr<Mailbox> mailbox_;     // with split_
+  std::unique_ptr<ColdStream> stream_;   // with split_
   std::unique_ptr<HostHalf> host_half_;  // with split_
   Activations act_;
   KvCache kv_;

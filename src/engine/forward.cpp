@@ -105,6 +105,11 @@ SparseArgs sparse_args(const ForwardArgs& f, int64_t layer) {
   return sparse;
 }
 
+bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T) {
+  const LayerSplit& split = f.split[static_cast<size_t>(layer)];
+  return split.has_cold && !split.whole_on_host() && f.stream != nullptr && f.stream->streams(layer, T);
+}
+
 void forward_embedding(const ForwardArgs& f, int64_t T) {
   f.device.embed(f.weights.tok_embd, f.act.ids, f.weights.pos_embd, f.act.pos, f.config.position_offset, T, f.act.x);
 }
@@ -123,13 +128,20 @@ bool next_looks_back(const ForwardArgs& f, int64_t layer) {
 class FfnPart {
  public:
   FfnPart(const ForwardArgs& f, const LayerSplit& split, int64_t layer, int64_t T)
-      : f_(f), split_(split), layer_(layer), T_(T), sparse_(f.sparse && T == 1 && split.selection != Selection::all) {}
+      : f_(f),
+        split_(split),
+        layer_(layer),
+        T_(T),
+        sparse_(f.sparse && T == 1 && split.selection != Selection::all),
+        streams_(streams_cold(f, layer, T)) {}
 
   // Whether the neurons that the device finds for the CPU are part of the hand-off.
   bool predicts() const { return sparse_ && split_.selection == Selection::predictor && split_.predictor_on_main; }
   bool finds_gates() const { return sparse_ && split_.n_lone_gates > 0; }
+  // The CPU has a part in this FFN.
+  bool asks() const { return split_.has_cold && !streams_; }
   bool reads_input() const {
-    return split_.has_hot || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_));
+    return split_.has_hot || streams_ || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_));
   }
 
   // Before anything changes x: norm, prediction, and the hand-off unless the gates make it.
@@ -151,6 +163,10 @@ class FfnPart {
       return ffn_sparse_block(f_, layer_, args, bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
+    if (streams_) {
+      const Vector cold_bias = split_.has_hot ? Vector{} : weights_of(f_, layer_).ffn_down_bias;
+      f_.stream->ffn(layer_, f_.act.ffn_input(layer_, T_), T_, cold_bias, x);
+    }
     if (collect != nullptr) f_.device.collect(*collect, x, T_ * f_.config.n_embd);
   }
 
@@ -158,7 +174,7 @@ class FfnPart {
   const ForwardArgs& f_;
   const LayerSplit& split_;
   int64_t layer_, T_;
-  bool sparse_;
+  bool sparse_, streams_;
 };
 
 // x += attention(n_a(x)), then x += ffn(n_f(x)). The hot neurons' sum is computed while the CPU computes the cold
@@ -175,15 +191,15 @@ void sequential_layer(const ForwardArgs& f, const LayerSplit& split, int64_t lay
   }
   if (split.whole_on_host()) return;
   FfnPart ffn(f, split, layer, T);
-  ffn.begin(split.has_cold);
-  ffn.finish(split.has_cold ? f.mailbox : nullptr);
+  ffn.begin(ffn.asks());
+  ffn.finish(ffn.asks() ? f.mailbox : nullptr);
 }
 
 // x += attention(n_a(x)) + ffn(n_f(x)). What the CPU owns of the layer is one hand-off.
 void parallel_layer(const ForwardArgs& f, const LayerSplit& split, int64_t layer, int64_t T) {
   float* const x = f.act.x;
-  const bool asks = split.attention_on_host || split.has_cold;
   FfnPart ffn(f, split, layer, T);
+  const bool asks = split.attention_on_host || ffn.asks();
   ffn.begin(asks);  // both norms before x changes
   if (!split.attention_on_host) attention_norm(f, layer, x, T);
   ffn.finish(nullptr);

@@ -6,6 +6,7 @@
 
 #include "core/device.h"
 #include "engine/activations.h"
+#include "engine/cold_stream.h"
 #include "engine/kv_cache.h"
 #include "engine/placement.h"
 #include "model/model.h"
@@ -49,6 +50,7 @@ struct ForwardArgs {
   float sparse_threshold;
   const std::vector<LayerSplit>& split;
   Mailbox* mailbox = nullptr;                    // where some layer has a part of the CPU's
+  ColdStream* stream = nullptr;                  // with `mailbox`: what prompts do with the CPU's neurons
   std::span<const float> layer_thresholds = {};  // [n_layer], instead of sparse_threshold; or empty
   float threshold(int64_t layer) const {
     return layer_thresholds.empty() ? sparse_threshold : layer_thresholds[static_cast<size_t>(layer)];
@@ -71,6 +73,8 @@ void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& spa
 void attention_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 void ffn_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 
+// Whether the CPU's neurons of a layer visit the main device for this batch, so that the CPU has no part in its FFN.
+bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the
 // others, in the hand-off. x: the residual stream before the FFN's norm.
 void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off);

@@ -6,15 +6,16 @@
 namespace hearth::engine {
 
 HostHalf::HostHalf(const model::Config& config, const model::Weights& weights, const std::vector<LayerSplit>& split,
-                   Device& host, Mailbox& mailbox, int64_t n_ctx, int64_t n_batch, bool with_q8, float sparse_threshold,
-                   std::span<const float> layer_thresholds)
+                   Device& host, Mailbox& mailbox, ColdStream* stream, int64_t n_ctx, int64_t n_batch, bool with_q8,
+                   float sparse_threshold, std::span<const float> layer_thresholds)
     : config_(config),
       split_(split),
       host_(host),
       mailbox_(mailbox),
       act_(host, config, n_batch, with_q8),
       kv_(host, config, n_ctx, attention_layers(split, true)),
-      f_{config, weights, host, act_, kv_, n_ctx, n_ctx, false, sparse_threshold, split, nullptr, layer_thresholds} {}
+      f_{config, weights,          host,  act_,    kv_,    n_ctx,           n_ctx,
+         false,  sparse_threshold, split, nullptr, stream, layer_thresholds} {}
 
 void HostHalf::set_tokens(std::span<const int32_t> ids, int64_t first_position) {
   std::copy(ids.begin(), ids.end(), act_.ids);
@@ -39,24 +40,6 @@ void HostHalf::attention_part(int64_t layer, int64_t T, const float* x, float* y
   attention_block(f_, layer, T, y);
 }
 
-namespace {
-
-// Rows [first, n) of a shard.
-FfnShard rows_from(const FfnShard& s, int64_t first) {
-  FfnShard part = s;
-  const auto matrix = [&](Matrix& m) {
-    if (m) m = m.slice_rows(first, m.rows - first);
-  };
-  const auto vector = [&](Vector& v) {
-    if (v) v = {v.data + first, v.n - first};
-  };
-  matrix(part.gate), matrix(part.up), matrix(part.down_t);
-  vector(part.gate_bias), vector(part.up_bias);
-  return part;
-}
-
-}  // namespace
-
 // The neurons whose gates the main device has evaluated, then the gates of the others.
 void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Vector down_bias, float* y) {
   const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
@@ -66,7 +49,8 @@ void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Vect
   ffn_sparse_block(f_, layer, known, down_bias, y);
   if (n_lone == whole.n()) return;
   const int32_t n_known = act_.n_active[layer];
-  host_.ffn_sparse(rows_from(whole, n_lone), sparse_args(f_, layer), act_.ffn_input(layer, 1), {}, y);
+  host_.ffn_sparse(slice_neurons(whole, n_lone, whole.n() - n_lone), sparse_args(f_, layer), act_.ffn_input(layer, 1),
+                   {}, y);
   act_.n_active[layer] += n_known;
 }
 
@@ -89,13 +73,14 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request,
 
 void HostHalf::serve_layer(int64_t layer, int64_t T) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
+  const bool has_cold = split.has_cold && !streams_cold(f_, layer, T);
   const size_t bytes = static_cast<size_t>(T * config_.n_embd) * sizeof(float);
   float* const answer = mailbox_.answer_buffer();
   if (config_.parallel_block) {
-    if (!split.attention_on_host && !split.has_cold) return;
+    if (!split.attention_on_host && !has_cold) return;
     const MailboxRequest request = mailbox_.wait_request();
     std::memset(answer, 0, bytes);
-    if (split.has_cold) ffn_part(layer, T, request, request.x, answer);
+    if (has_cold) ffn_part(layer, T, request, request.x, answer);
     if (split.attention_on_host) attention_part(layer, T, request.x, answer);
     return mailbox_.answer();
   }
@@ -110,7 +95,7 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
     }
     mailbox_.answer();
   }
-  if (!split.has_cold) return;
+  if (!has_cold) return;
   const MailboxRequest request = mailbox_.wait_request();
   std::memset(answer, 0, bytes);
   ffn_part(layer, T, request, request.x, answer);

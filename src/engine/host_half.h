@@ -15,11 +15,11 @@ namespace hearth::engine {
 
 class HostHalf {
  public:
-  // `weights`, `split`, `mailbox` and `layer_thresholds` must outlive it. The cache holds every layer's room; layers
-  // whose attention is on the main device never touch theirs, so their pages are never had.
+  // `weights`, `split`, `mailbox`, `stream` and `layer_thresholds` must outlive it. The cache holds every layer's room;
+  // layers whose attention is on the main device never touch theirs, so their pages are never had.
   HostHalf(const model::Config& config, const model::Weights& weights, const std::vector<LayerSplit>& split,
-           Device& host, Mailbox& mailbox, int64_t n_ctx, int64_t n_batch, bool with_q8, float sparse_threshold,
-           std::span<const float> layer_thresholds);
+           Device& host, Mailbox& mailbox, ColdStream* stream, int64_t n_ctx, int64_t n_batch, bool with_q8,
+           float sparse_threshold, std::span<const float> layer_thresholds);
 
   // The tokens of the coming pass; host memory.
   void set_tokens(std::span<const int32_t> ids, int64_t first_position);

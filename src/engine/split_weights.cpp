@@ -179,6 +179,7 @@ class Splitter {
       if (split.has_hot) to_host.ffn_down_bias = {};  // added once, by the main device
     } else {  // a predictor there may read the normed input, of this layer or in the next
       to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
+      to_main.ffn_down_bias = adopt(main_, from.ffn_down_bias);  // of prompts that stream the CPU's rows
     }
   }
 

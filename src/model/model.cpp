@@ -341,6 +341,10 @@ void Model::release_ffn(int64_t layer) {
   f.down = Binder(*this).matrix(fmt::format("blk.{}.ffn_down.weight", layer), config_.n_embd, config_.n_ff);
 }
 
+void Model::drop_predictors() {
+  for (LayerWeights& layer : weights_.layers) layer.predictor = {};
+}
+
 void Model::set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner) {
   HEARTH_CHECK(layers.size() == weights_.layers.size());
   for (size_t l = 0; l < layers.size(); ++l) {

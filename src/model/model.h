@@ -108,8 +108,9 @@ class Model {
   void release_attention(int64_t layer);
   void release_ffn(int64_t layer);
 
-  // Gives layers that have a predictor in `layers` that one; the others keep theirs. `owner` of the memory that the
+  // drop_predictors(): of all layers. set_predictors(): gives layers that have a predictor in `layers` that one; the others keep theirs. `owner` of the memory that the
   // views refer to is kept as long as the model lives (model/predictors.h: attach_predictors() for a sidecar's).
+  void drop_predictors();
   void set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner);
 
  private:

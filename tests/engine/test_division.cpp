@@ -140,15 +140,17 @@ TEST_P(Divided, EqualsTheUndividedModel) {
     const char* name;
     Sparsity sparsity;
     std::optional<model::PredictorInput> predictor = std::nullopt;
+    int64_t stream_tokens = 0;
   };
-  std::vector<Mode> modes = {{"dense", Sparsity::off}, {"auto", Sparsity::auto_}};
+  std::vector<Mode> modes = {
+      {"dense", Sparsity::off}, {"auto", Sparsity::auto_}, {"streamed prompts", Sparsity::auto_, std::nullopt, 7}};
   if (c.ffn.sparse()) {
     modes.push_back({"predict", Sparsity::predict, model::PredictorInput::ffn_input});
     modes.push_back({"predict from x", Sparsity::predict, model::PredictorInput::residual});
     modes.push_back({"predict ahead", Sparsity::predict, model::PredictorInput::previous_ffn_input});
   }
   for (const Mode& mode : modes) {
-    const EngineOptions options{.n_batch = 16, .sparsity = mode.sparsity};
+    const EngineOptions options{.n_batch = 16, .sparsity = mode.sparsity, .stream_tokens = mode.stream_tokens};
     for (model::Model* m : {&plain, &divided}) {
       if (mode.predictor) add_predictors(*m, *mode.predictor);
     }

@@ -293,7 +293,7 @@ TEST(Plan, OfAFile) {
   tiny.predictor_rank = 4, tiny.type = DType::f16;
   test::write_tiny_gguf(dir / "m.gguf", tiny);
   const model::Model m = model::Model::load(dir / "m.gguf");
-  const ModelShape s = shape_of(m, nullptr);
+  const ModelShape s = shape_of(m);
   EXPECT_EQ(s.weight_bytes(), m.weight_bytes() + s.small_bytes + 2 * s.layers[0].small_bytes);
   EXPECT_EQ(s.layers[0].gate_bytes, 64u);
   EXPECT_EQ(s.layers[0].up_down_bytes, 128u);
@@ -306,8 +306,8 @@ TEST(Plan, OfAFile) {
   tiny.type = DType::q8_0, tiny.transposed_down = false, tiny.predictor_rank = 0;
   test::write_tiny_gguf(dir / "q.gguf", tiny);
   const model::Model q = model::Model::load(dir / "q.gguf");
-  EXPECT_FALSE(shape_of(q, nullptr).layers[0].by_neuron);
-  EXPECT_EQ(shape_of(q, nullptr).layers[0].gate_bytes, 34u);
+  EXPECT_FALSE(shape_of(q).layers[0].by_neuron);
+  EXPECT_EQ(shape_of(q).layers[0].gate_bytes, 34u);
 }
 
 class PlanFile : public testing::Test {
