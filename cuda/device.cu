@@ -11,6 +11,7 @@
 #include "cuda/layout.h"
 #include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
+#include "cuda/sparse.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -102,6 +103,9 @@ class CudaDevice final : public Device {
   bool use_matvec(DType type, int64_t T) const {
     return T <= (is_quantized(type) ? kMatvecTokensQuantized : kMatvecTokens);
   }
+  // Scratch for the lists of n neurons, and the hand-off's end of them.
+  NeuronLists neuron_lists(int64_t n, int64_t n_first, const HandOff& hand_off);
+  void ffn_fused(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y);
   void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
   // gate, up and activation into scratch; returns where the neurons' values are.
   Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
@@ -129,6 +133,8 @@ class CudaDevice final : public Device {
     float* down = nullptr;
     int32_t* ids = nullptr;  // [n_ff]
     int32_t* count = nullptr;
+    uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
+    unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
     unsigned long long* argmax = nullptr;
   } scratch_;
 };
@@ -224,6 +230,8 @@ Matrix CudaDevice::adopt(const Matrix& host) {
     upload(data, host.data, layout.data_bytes);
   } else {
     m.scales = data + layout.scales_offset;
+    // Kernels read scales two at a time: what follows the last one is defined too.
+    fill_zero(data + layout.total_bytes - kAlignment, kAlignment);
     if (!uploader_) uploader_.emplace();
     uploader_->copy_split(host, data, data + layout.scales_offset, stream_);
   }
@@ -248,7 +256,8 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t hidden_q8 = layout.add(static_cast<size_t>(few) * q8_bytes(n_ff));
   const AttentionScratch need = attention_scratch(gpu_, l.n_head, l.n_head_kv, l.head_dim, decode);
   const size_t attention = layout.add(need.partial_bytes), counters = layout.add(need.counter_bytes);
-  const size_t down = layout.add(down_partial_bytes(gpu_, l.n_embd));
+  const size_t down = layout.add(std::max(down_partial_bytes(gpu_, l.n_embd), ffn_list_bytes(gpu_, l.n_embd)));
+  const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
   const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
@@ -262,6 +271,7 @@ void CudaDevice::reserve(const Limits& l) {
   };
   place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
+  place(scratch_.mask, mask), place(scratch_.arrived, arrived);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
   limits_ = l;
@@ -332,39 +342,77 @@ void CudaDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, 
   }
 }
 
+NeuronLists CudaDevice::neuron_lists(int64_t n, int64_t n_first, const HandOff& hand_off) {
+  HEARTH_CHECK(n <= round_up(limits_.n_ff, 32) && n_first >= 0 && n_first <= n);
+  if (n > kMaxMaskNeurons) {
+    fail("a layer of {} neurons cannot be predicted or selected on the GPU, the most is {}; use --sparsity off", n,
+         kMaxMaskNeurons);
+  }
+  NeuronLists lists;
+  lists.n = static_cast<int>(n), lists.n_first = static_cast<int>(n_first);
+  lists.mask = scratch_.mask, lists.arrived = scratch_.arrived;
+  if (hand_off.mailbox != nullptr) {
+    lists.post = own(*hand_off.mailbox).post_target(hand_off.n, n - n_first);
+    lists.x = hand_off.x, lists.n_x = hand_off.n;
+  }
+  return lists;
+}
+
 void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   check_reserved(1);
-  HEARTH_CHECK(p.n() <= limits_.n_ff && p.fc2.cols <= limits_.n_ff);
-  float* score = scratch_.gate;
-  if (p.signs != nullptr) {
-    sign_scores(gpu_, p, in.x, score);
-  } else {
-    Act h = in;
-    if (p.fc1) {
-      h = {scratch_.up, is_quantized(p.fc2.type) ? scratch_.hidden_q8 : nullptr};
-      const MatmulPart first{.w = p.fc1, .bias = p.fc1_bias, .y = h.x};
-      matmul({&first, 1}, in, 1);
-      if (p.relu) relu(gpu_, h.x, p.fc1.rows);
-      if (h.q8 != nullptr) quantize_rows(gpu_, h.x, 1, p.fc1.rows, h.q8);
-    }
-    const MatmulPart second{.w = p.fc2, .y = score};
-    matmul({&second, 1}, h, 1);
+  HEARTH_CHECK(!p.fc1 || p.fc1.rows <= limits_.n_ff);
+  NeuronLists lists = neuron_lists(p.n(), args.n_first, args.hand_off);
+  if (args.n_first > 0) lists.first = args.first;
+  if (!lists.posts() && args.n_first < p.n()) lists.rest = args.rest;
+  if (predict_fits(p)) return cuda::predict(gpu_, p, in, lists, scratch_.up);
+  Act h = in;
+  if (p.fc1) {
+    h = {scratch_.up, is_quantized(p.fc2.type) ? scratch_.hidden_q8 : nullptr};
+    const MatmulPart first{.w = p.fc1, .bias = p.fc1_bias, .y = h.x};
+    matmul({&first, 1}, in, 1);
+    if (p.relu) relu(gpu_, h.x, p.fc1.rows);
+    if (h.q8 != nullptr) quantize_rows(gpu_, h.x, 1, p.fc1.rows, h.q8);
   }
-  const HandOff& hand_off = args.hand_off;
-  const NeuronList rest = hand_off.mailbox != nullptr ? NeuronList{scratch_.ids, scratch_.count} : args.rest;
-  list_predicted(gpu_, p, score, args.n_first, args.first, rest);
-  if (hand_off.mailbox != nullptr) own(*hand_off.mailbox).post(gpu_, hand_off.x, hand_off.n, rest, nullptr);
+  const MatmulPart second{.w = p.fc2, .y = scratch_.gate};
+  matmul({&second, 1}, h, 1);
+  list_scores(gpu_, scratch_.gate, p.threshold.data, lists);
 }
 
 void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
   check_reserved(1);
   HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
   HEARTH_CHECK(s.n() <= limits_.n_ff);
+  HEARTH_CHECK((sparse.hand_off.mailbox != nullptr) == (s.n() > s.n_whole()));
+  if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
+  const bool exact = sparse.predicted == nullptr;
+  if (ffn_list_fits(gpu_, s, !exact) && (!exact || ffn_gates_fit(s.gate))) return ffn_fused(s, sparse, in, y_bias, y);
   if (s.n() > s.n_whole()) post_gates(s, sparse, in);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
   ffn_select(gpu_, s, sparse, in, scratch);
   down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, y);
   if (sparse.collect != nullptr) collect(*sparse.collect, y, s.down_t.cols);
+}
+
+// The gates of all neurons first, or those of the predicted ones on the way.
+void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
+  const bool exact = sparse.predicted == nullptr;
+  FfnListArgs list{.ids = sparse.predicted, .count = sparse.n_predicted, .threshold = sparse.threshold};
+  if (exact) {
+    NeuronLists lists = neuron_lists(s.n(), s.n_whole(), sparse.hand_off);
+    lists.first = {scratch_.ids, scratch_.count}, lists.first_ids_copy = sparse.active_ids;
+    if (lists.posts()) lists.values = scratch_.gate;
+    ffn_gates(gpu_, s, sparse.threshold, in, scratch_.gate, lists);
+    list.ids = scratch_.ids, list.count = scratch_.count, list.values = scratch_.gate;
+  } else if (sparse.active_ids != nullptr) {
+    list.gate_out = scratch_.gate;
+  }
+  AnswerSource answer;
+  if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
+  list.partial = scratch_.down, list.n_active = sparse.n_active;
+  ffn_list(gpu_, s, list, in, y_bias, y);
+  if (list.gate_out != nullptr) {
+    list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});
+  }
 }
 
 // Hands over the active ones of the gate rows whose neurons the CPU has.

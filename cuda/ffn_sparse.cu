@@ -1,5 +1,6 @@
-// Which neurons a token needs, and their values: gate rows of all candidates, ordered compaction of the active ones,
-// then up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
+// Which neurons a token needs, and their values, for shards that ffn_gates.cu and ffn_list.cu cannot take (weights of
+// several types, very long or very few rows): gate rows of all candidates, ordered compaction of the active ones, then
+// up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
 #include "cuda/activation.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/layout.h"
@@ -122,10 +123,10 @@ FfnShard gate_rows(const FfnShard& s, int64_t begin, int64_t end) {
   part.act = s.act, part.act_threshold = s.act_threshold;
   part.gate = s.gate;
   part.gate.rows = end - begin;
-  part.gate.data = static_cast<const std::byte*>(s.gate.data) +
-                   begin * s.gate.cols / traits(s.gate.type).block_size *
-                       (is_quantized(s.gate.type) ? quant_bytes(s.gate.type)
-                                                  : static_cast<int64_t>(row_bytes(s.gate.type, 1)));
+  part.gate.data =
+      static_cast<const std::byte*>(s.gate.data) +
+      begin * s.gate.cols / traits(s.gate.type).block_size *
+          (is_quantized(s.gate.type) ? quant_bytes(s.gate.type) : static_cast<int64_t>(row_bytes(s.gate.type, 1)));
   if (s.gate.scales != nullptr) {
     part.gate.scales = static_cast<const std::byte*>(s.gate.scales) + begin * s.gate.cols / 32 * 2;
   }
@@ -145,6 +146,12 @@ void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, Act
          CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, s.n(), sparse.threshold, scratch.value,
                      scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
   if (s.up) row_list<false>(gpu, {s.up, neuron_args(s), in, scratch.ids, scratch.count, scratch.value});
+}
+
+void list_active(const Gpu& gpu, const SparseArgs& sparse, const SparseScratch& scratch) {
+  launch(gpu, compact_kernel, 1, kCompactThreads, 0,
+         CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, 0, sparse.threshold, scratch.value,
+                     scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
 }
 
 }  // namespace hearth::cuda

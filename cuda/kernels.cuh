@@ -31,13 +31,8 @@ struct SparseScratch {
 FfnShard gate_rows(const FfnShard& shard, int64_t begin, int64_t end);
 // Fills scratch.ids/value/count (and the optional outputs of `sparse`).
 void ffn_select(const Gpu& gpu, const FfnShard& shard, const SparseArgs& sparse, Act in, const SparseScratch& scratch);
-
-// --- predict.cu: one token ---
-void sign_scores(const Gpu& gpu, const Predictor& predictor, const float* in, float* score);
-void relu(const Gpu& gpu, float* x, int64_t n);
-// Lists the neurons whose score is above their threshold: rows below n_first, and the others (from 0 again).
-void list_predicted(const Gpu& gpu, const Predictor& predictor, const float* score, int64_t n_first, NeuronList first,
-                    NeuronList rest);
+// The active ones of the predicted neurons, whose gates are in scratch.gate: only what ffn_select() does last.
+void list_active(const Gpu& gpu, const SparseArgs& sparse, const SparseScratch& scratch);
 
 // --- down.cu: y += bias + sum_i value[i] * down_t[ids[i]]; ids null = all rows in order ---
 size_t down_partial_bytes(const Gpu& gpu, int64_t n_embd);

@@ -8,9 +8,10 @@ namespace hearth::cuda {
 
 void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes) {
   static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, size_t> allowed;  // bytes of dynamic shared memory, by GPU and kernel
+  // Bytes of dynamic shared memory, by GPU and kernel. Without opting in, 48 KiB are for it and the kernel's own.
+  static std::map<std::pair<int, const void*>, size_t> allowed;
   const std::lock_guard lock(mutex);
-  const auto [it, is_new] = allowed.try_emplace({gpu.index, kernel}, size_t{48} << 10);
+  const auto [it, is_new] = allowed.try_emplace({gpu.index, kernel}, size_t{32} << 10);
   if (is_new) {
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));

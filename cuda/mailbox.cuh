@@ -8,6 +8,81 @@
 
 namespace hearth::cuda {
 
+// Where a kernel writes a hand-off. Everything but `number` is mapped host memory.
+struct PostTarget {
+  float* x = nullptr;
+  int32_t* n_ids = nullptr;
+  int32_t* ids = nullptr;
+  float* values = nullptr;
+  uint32_t* posted = nullptr;
+  uint32_t* number =
+      nullptr;  // of the last hand-off; in the device's memory, so that a recorded graph goes on counting
+};
+// Where a kernel finds the answer to the last hand-off.
+struct AnswerSource {
+  const float* answer = nullptr;
+  const uint32_t* answered = nullptr;
+  uint32_t* failed = nullptr;
+  const uint32_t* number = nullptr;
+  uint32_t* seen = nullptr;  // of the last answer that a block has seen, in the device's memory
+  unsigned long long patience_ns = 0;
+};
+
+#ifdef __CUDACC__
+__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_release_system(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ unsigned long long nanoseconds() {
+  unsigned long long t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Raises the flag of a hand-off whose parts are written and fenced. Called by one thread.
+__device__ __forceinline__ void raise_posted(const PostTarget& post, int n_ids) {
+  *post.n_ids = n_ids;
+  const uint32_t number = __ldcg(post.number) + 1;
+  *post.number = number;
+  store_release_system(post.posted, number);
+}
+
+// Waits for the answer to the last hand-off. A CPU that stays silent, or that says it failed, is not waited for: the
+// flag `failed` tells the host, and the answer is not to be used. What is read afterwards must bypass the caches
+// (__ldcv): the host has rewritten that memory since the last hand-off.
+__device__ __forceinline__ void wait_answered(const AnswerSource& a) {
+  const uint32_t number = __ldcg(a.number);
+  const unsigned long long start = nanoseconds();
+  for (unsigned spins = 1; static_cast<int32_t>(load_acquire_system(a.answered) - number) < 0; ++spins) {
+    if ((spins & 1023u) != 0) continue;
+    if (load_acquire_system(a.failed) != 0) break;
+    if (nanoseconds() - start > a.patience_ns) {
+      store_release_system(a.failed, 1);
+      break;
+    }
+  }
+}
+
+// The same for kernels of many blocks, called by one thread of each: the first block watches the host's memory, and the
+// others watch it do so. Many watchers would slow each other, and the CPU's write, down to several times as long.
+__device__ __forceinline__ void wait_answered_by_one(const AnswerSource& a) {
+  const uint32_t number = __ldcg(a.number);
+  if (blockIdx.x == 0) {
+    wait_answered(a);
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(a.seen), "r"(number) : "memory");
+    return;
+  }
+  uint32_t seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.seen) : "memory");
+  } while (static_cast<int32_t>(seen - number) < 0);
+}
+#endif
+
 class CudaMailbox final : public Mailbox {
  public:
   static std::unique_ptr<CudaMailbox> open(const Gpu& gpu, int64_t capacity, int64_t max_ids);
@@ -15,6 +90,10 @@ class CudaMailbox final : public Mailbox {
   // x [n], and the neurons of a list with their gates' activations (`values` may be null).
   void post(const Gpu& gpu, const float* x, int64_t n, NeuronList list = {}, const float* values = nullptr);
   void collect(const Gpu& gpu, float* x, int64_t n);
+
+  // For kernels that post or collect beside other work. At most n floats and n_ids neurons.
+  PostTarget post_target(int64_t n, int64_t n_ids);
+  AnswerSource answer_source() const;
 
  private:
   struct Memory;

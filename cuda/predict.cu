@@ -1,32 +1,227 @@
-// Predictors: which neurons of a layer a token needs (core/device.h, Predictor).
-#include "cuda/kernels.cuh"
-#include "cuda/reduce.cuh"
+// Predictors: which neurons of a layer a token needs (core/device.h, Predictor). Two kernels: fc1 with bias and ReLU,
+// then fc2 with the thresholds, whose last block lists the neurons and hands the CPU's over.
+#include "cuda/owned_columns.cuh"
+#include "cuda/sparse.cuh"
 
 namespace hearth::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 256;
+constexpr int kHeldChunks = 16;  // of a thread, in flight together
+constexpr int kMaxRows = 32;     // of a block; with fc2 a word of the mask
 
-// score[k] = n - 2 popcount(signs[k] ^ signs of in): one warp a neuron.
-__global__ void __launch_bounds__(kThreads)
-    sign_kernel(const uint32_t* signs, const float* in, int n, int64_t n_neurons, float* score) {
-  extern __shared__ uint32_t input[];  // [ceil(n / 32)]
+struct RowsArgs {
+  Matrix w;
+  Act in;
+  const float* unquantized;  // instead of in.q8: f32 input of quantised weights
+  int threads;               // that share a row
+  int rows_per_block;
+  int rows_per_pass;  // of a group of threads
+  // The rows' sums become the hidden vector (lists.n 0), or the mask.
+  const float* bias;
+  bool relu;
+  float* hidden;
+  const float* threshold;
+  NeuronLists lists;
+};
+
+template <DType D, int kChunks>
+struct RowsBlock {
+  static constexpr int kTogether = kChunks == 8 ? 2 : 4;  // rows
+  const RowsArgs& a;
+  const int first_row, group, groups, t;
+  RowSlots<D, kChunks> slots;
+
+  __device__ RowsBlock(const RowsArgs& args, int block, uint4* shared)
+      : a(args),
+        first_row(block * args.rows_per_block),
+        group(threadIdx.x / args.threads),
+        groups(kThreads / args.threads),
+        t(threadIdx.x % args.threads),
+        slots(shared, args.rows_per_pass, t, args.threads, args.w.cols) {}
+
+  __device__ __forceinline__ int row_in_block(int pass, int r) const {
+    return (pass * groups + group) * a.rows_per_pass + r;
+  }
+  // Rows of the group's in a pass.
+  __device__ __forceinline__ int n_rows(int pass) const {
+    if (group >= groups) return 0;
+    const int left = min(a.rows_per_block, static_cast<int>(a.w.rows) - first_row) - row_in_block(pass, 0);
+    return min(a.rows_per_pass, left);
+  }
+  __device__ __forceinline__ void request(int pass) {
+    const int n = n_rows(pass);
+#pragma unroll 2
+    for (int r = 0; r < n; ++r) slots.request(r, a.w, first_row + row_in_block(pass, r));
+    end_copy_group();
+  }
+  // Requests the first rows. May be called before grid_wait().
+  __device__ __forceinline__ void start() {
+    request(0);
+  }
+  __device__ __forceinline__ void load_input(OwnedInput<D, kChunks>& in) const {
+    if constexpr (Format<D>::kQuantized) {
+      constexpr int kMost = kThreads * kChunks * Format<D>::kWeights;  // columns
+      __shared__ uint4 quants[kMost / 16];
+      __shared__ Q8Scale scales[kMost / 32];
+      if (a.unquantized != nullptr) {
+        quantize_to_shared(a.unquantized, static_cast<int>(a.w.cols), quants, scales);
+        __syncthreads();
+        return in.take(quants, scales, a.w.cols, t, a.threads);
+      }
+    }
+    in.load(a.in, a.w.cols, t, a.threads);
+  }
+  // After grid_wait(): the sums of the block's rows, in lane r of warp 0 that of row r.
+  __device__ __forceinline__ float run() {
+    __shared__ float sums[kMaxRows][kThreads / kWarp + 1];
+    const int lane = threadIdx.x % kWarp;
+    const int passes = (a.rows_per_block + groups * a.rows_per_pass - 1) / (groups * a.rows_per_pass);
+    OwnedInput<D, kChunks> in;
+    load_input(in);
+    for (int pass = 0; pass < passes; ++pass) {
+      wait_copy_groups<0>();
+      const int n = n_rows(pass);
+#pragma unroll 1
+      for (int first = 0; first < n; first += kTogether) {  // rolled: code that runs once is slow to fetch
+        float dots[kTogether];
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) {
+          dots[r] = 0.0f;
+#pragma unroll
+          for (int k = 0; k < kChunks; ++k) {
+            if (first + r >= n || !slots.has(k)) continue;
+            dots[r] = in.dot(k, slots.get(first + r, k, first_row + row_in_block(pass, first + r)), dots[r]);
+          }
+        }
+        const float sum = warp_sums(dots);
+        const int r = first + lane / (kWarp / kTogether);
+        if (lane % (kWarp / kTogether) == 0 && r < n) sums[row_in_block(pass, r)][t / kWarp] = sum;
+      }
+      if (pass + 1 < passes) request(pass + 1);
+    }
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) >= min(kWarp, a.rows_per_block)) return 0.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kThreads / kWarp; ++i) sum += i < a.threads / kWarp ? sums[threadIdx.x][i] : 0.0f;
+    return sum;
+  }
+};
+
+template <DType D, int kChunks>
+__global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_constant__ RowsArgs a) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  RowsBlock<D, kChunks> rows(a, static_cast<int>(blockIdx.x), shared);
+  rows.start();
+  grid_wait();
+  float sum = rows.run();
+  const int k = rows.first_row + static_cast<int>(threadIdx.x);
+  if (static_cast<int>(threadIdx.x) >= a.rows_per_block || k >= a.w.rows) return;
+  if (a.bias != nullptr) sum += a.bias[k];
+  a.hidden[k] = a.relu ? fmaxf(sum, 0.0f) : sum;
+}
+
+// Whether the block only posts the input: the first one of a launch with a hand-off. The others have rows.
+__device__ __forceinline__ bool is_messenger(const NeuronLists& lists) {
+  return lists.posts() && blockIdx.x == 0;
+}
+__device__ __forceinline__ int row_block(const NeuronLists& lists) {
+  return static_cast<int>(blockIdx.x) - (lists.posts() ? 1 : 0);
+}
+__device__ __forceinline__ void finish_lists(const NeuronLists& lists, void* shared) {
+  if (arrive_last(lists.arrived)) write_lists<kThreads>(lists, shared);
+}
+
+template <DType D, int kChunks>
+__global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant__ RowsArgs a) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  if (is_messenger(a.lists)) {
+    grid_wait();
+    post_input(a.lists);
+  } else {
+    RowsBlock<D, kChunks> rows(a, row_block(a.lists), shared);
+    rows.start();
+    const int k = rows.first_row + static_cast<int>(threadIdx.x);
+    const float threshold = threadIdx.x < kWarp && k < a.w.rows ? a.threshold[k] : 0.0f;
+    grid_wait();
+    const float sum = rows.run();
+    if (threadIdx.x < kWarp) {
+      const unsigned named = __ballot_sync(kAllLanes, k < a.w.rows && sum > threshold);
+      if (threadIdx.x == 0) a.lists.mask[row_block(a.lists)] = named;
+    }
+  }
+  finish_lists(a.lists, shared);
+}
+
+struct SignArgs {
+  const uint32_t* signs;
+  const float* in;
+  int n, words;  // of a row
+  const float* threshold;
+  NeuronLists lists;
+};
+
+// score = n - 2 popcount(signs ^ signs of in): 32 neurons a block, four a warp.
+__global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ SignArgs a) {
+  constexpr int kPerWarp = kWarp / (kThreads / kWarp);
+  extern __shared__ uint4 shared[];
+  auto* input = reinterpret_cast<uint32_t*>(shared);  // [words]
+  __shared__ uint32_t named[kThreads / kWarp];
   grid_trigger();
   grid_wait();
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int words = (n + 31) / 32;
-  for (int w = warp; w < words; w += warps) {
-    const int c = w * 32 + lane;
-    const unsigned bits = __ballot_sync(kAllLanes, c < n && __ldcg(in + c) < 0.0f);
-    if (lane == 0) input[w] = bits;
+  if (is_messenger(a.lists)) {
+    post_input(a.lists);
+  } else {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll 8
+    for (int w = warp; w < a.words; w += kThreads / kWarp) {
+      const int c = w * 32 + lane;
+      const unsigned bits = __ballot_sync(kAllLanes, c < a.n && __ldcg(a.in + c) < 0.0f);
+      if (lane == 0) input[w] = bits;
+    }
+    __syncthreads();
+    const int first = row_block(a.lists) * 32 + warp * kPerWarp;
+    int differ[kPerWarp] = {};
+#pragma unroll 4
+    for (int w = lane; w < a.words; w += kWarp) {
+#pragma unroll
+      for (int r = 0; r < kPerWarp; ++r) {
+        if (first + r < a.lists.n) differ[r] += __popc(input[w] ^ a.signs[int64_t{first + r} * a.words + w]);
+      }
+    }
+    uint32_t bits = 0;
+#pragma unroll
+    for (int r = 0; r < kPerWarp; ++r) {
+      const float score = static_cast<float>(a.n - 2 * warp_sum(differ[r]));
+      if (first + r < a.lists.n && score > a.threshold[first + r]) bits |= 1u << (warp * kPerWarp + r);
+    }
+    if (lane == 0) named[warp] = bits;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int i = 1; i < kThreads / kWarp; ++i) bits |= named[i];
+      a.lists.mask[row_block(a.lists)] = bits;
+    }
   }
-  __syncthreads();
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * warps + warp; k < n_neurons; k += gridDim.x * warps) {
-    int differ = 0;
-    for (int w = lane; w < words; w += kWarp) differ += __popc(input[w] ^ signs[k * words + w]);
-    differ = warp_sum(differ);
-    if (lane == 0) score[k] = static_cast<float>(n - 2 * differ);
+  finish_lists(a.lists, input);
+}
+
+// The mask from scores: a word a warp.
+__global__ void __launch_bounds__(kThreads)
+    score_kernel(const float* score, const float* threshold, const __grid_constant__ NeuronLists lists) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  grid_wait();
+  if (is_messenger(lists)) {
+    post_input(lists);
+  } else {
+    const int k = row_block(lists) * kThreads + static_cast<int>(threadIdx.x);
+    const unsigned named = __ballot_sync(kAllLanes, k < lists.n && __ldcg(score + k) > threshold[k]);
+    if (k % kWarp == 0 && k < lists.n) lists.mask[k / kWarp] = named;
   }
+  finish_lists(lists, shared);
 }
 
 __global__ void relu_kernel(float* x, int64_t n) {
@@ -36,57 +231,98 @@ __global__ void relu_kernel(float* x, int64_t n) {
   if (i < n) x[i] = fmaxf(__ldcg(x + i), 0.0f);
 }
 
-struct ListArgs {
-  const float* score;
-  const float* threshold;
-  int64_t begin, end;  // of the neurons; listed from 0
-  NeuronList list;
-};
+// Calls f.template operator()<D, kChunks>() with the fewest chunks a thread that cover a row; false when none does.
+template <typename F>
+bool with_rows(const Matrix& w, F&& f) {
+  bool done = false;
+  with_format(w.type, [&]<DType D>() {
+    const auto attempt = [&]<int kChunks>() {
+      const int threads = threads_per_row(w.cols / Format<D>::kWeights, kChunks, kThreads);
+      if (done || threads == 0) return;
+      f.template operator()<D, kChunks>(threads);
+      done = true;
+    };
+    if (w.cols % Format<D>::kWeights != 0) return;
+    attempt.template operator()<1>();
+    attempt.template operator()<2>();
+    if constexpr (!Format<D>::kQuantized) {
+      attempt.template operator()<4>();
+      attempt.template operator()<8>();
+    }
+  });
+  return done;
+}
 
-// One block an interval: each warp has a share of it, counts, and writes behind the warps before it.
-__global__ void __launch_bounds__(kThreads) list_kernel(const ListArgs first, const ListArgs rest) {
-  __shared__ int counts[kWarp];
-  grid_trigger();
-  grid_wait();
-  const ListArgs& a = blockIdx.x == 0 ? first : rest;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t share = round_up(ceil_div(a.end - a.begin, kThreads / kWarp), kWarp);
-  const int64_t begin = a.begin + warp * share, end = min(begin + share, a.end);
-  const auto named = [&](int64_t k) { return k < end && __ldcg(a.score + k) > a.threshold[k]; };
-  int mine = 0;
-  for (int64_t k = begin; k < end; k += kWarp) mine += named(k + lane) ? 1 : 0;
-  mine = warp_sum(mine);
-  if (lane == 0) counts[warp] = mine;
-  __syncthreads();
-  int at = warp_sum(lane < warp ? counts[lane] : 0);
-  for (int64_t k = begin + lane; k - lane < end; k += kWarp) {
-    const unsigned ballot = __ballot_sync(kAllLanes, named(k));
-    if (named(k)) a.list.ids[at + __popc(ballot & ((1u << lane) - 1))] = static_cast<int32_t>(k - a.begin);
-    at += __popc(ballot);
+// Returns the bytes of shared memory.
+template <DType D, int kChunks>
+size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block) {
+  constexpr size_t kStatic = 22 << 10;  // of the kernels
+  const int64_t groups = kThreads / threads;
+  a.threads = threads;
+  a.rows_per_block = static_cast<int>(rows_per_block);
+  a.rows_per_pass = static_cast<int>(std::min<int64_t>(kHeldChunks / kChunks, ceil_div(rows_per_block, groups)));
+  while (a.rows_per_pass > 1 && slot_bytes<D>(a.rows_per_pass, kChunks, kThreads) + kStatic > gpu.shared_per_block) {
+    --a.rows_per_pass;
   }
-  if (threadIdx.x == kThreads - 1) *a.list.count = at;
+  return slot_bytes<D>(a.rows_per_pass, kChunks, kThreads);
+}
+
+unsigned list_grid(const NeuronLists& lists, int64_t row_blocks) {
+  return grid_size(row_blocks + (lists.posts() ? 1 : 0));
+}
+
+void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, float* hidden) {
+  RowsArgs a{};
+  a.w = p.fc1, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.hidden = hidden;
+  const int64_t rows = std::clamp<int64_t>(ceil_div(p.fc1.rows, gpu.multiprocessors * 2), 1, kMaxRows);
+  with_rows(p.fc1, [&]<DType D, int kChunks>(int threads) {
+    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, rows);
+    launch(gpu, hidden_kernel<D, kChunks>, grid_size(ceil_div(p.fc1.rows, rows)), kThreads, shared_bytes, a);
+  });
 }
 
 }  // namespace
 
-void sign_scores(const Gpu& gpu, const Predictor& p, const float* in, float* score) {
-  const int64_t per_block = kThreads / kWarp;
-  const int64_t blocks = std::min<int64_t>(ceil_div(p.n(), per_block), gpu.multiprocessors * 2);
-  launch(gpu, sign_kernel, grid_size(blocks), kThreads, static_cast<size_t>(ceil_div(p.n_signs, 32)) * 4, p.signs, in,
-         static_cast<int>(p.n_signs), p.n(), score);
+bool predict_fits(const Predictor& p) {
+  if (p.signs != nullptr) return true;
+  const auto fits = [](const Matrix& w) {
+    int used = 0;
+    return with_rows(w, [&]<DType D, int kChunks>(int threads) { used = threads; });
+  };
+  return (!p.fc1 || fits(p.fc1)) && fits(p.fc2);
+}
+
+void predict(const Gpu& gpu, const Predictor& p, Act in, const NeuronLists& lists, float* hidden) {
+  const int64_t words = ceil_div(p.n(), 32);
+  if (p.signs != nullptr) {
+    const int64_t row_words = ceil_div(p.n_signs, 32);
+    return launch(
+        gpu, sign_kernel, list_grid(lists, words), kThreads,
+        std::max(static_cast<size_t>(row_words) * 4, kListSharedBytes),
+        SignArgs{p.signs, in.x, static_cast<int>(p.n_signs), static_cast<int>(row_words), p.threshold.data, lists});
+  }
+  RowsArgs a{};
+  a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.lists = lists;
+  if (p.fc1) {
+    hidden_vector(gpu, p, in, hidden);
+    a.in = {hidden, nullptr};
+    a.unquantized = hidden;
+  }
+  const bool fits = with_rows(p.fc2, [&]<DType D, int kChunks>(int threads) {
+    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows);
+    launch(gpu, mask_kernel<D, kChunks>, list_grid(lists, words), kThreads, std::max(shared_bytes, kListSharedBytes),
+           a);
+  });
+  HEARTH_CHECK(fits);
+}
+
+void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists) {
+  launch(gpu, score_kernel, list_grid(lists, ceil_div(lists.n, kThreads)), kThreads, kListSharedBytes, score, threshold,
+         lists);
 }
 
 void relu(const Gpu& gpu, float* x, int64_t n) {
   launch(gpu, relu_kernel, grid_size(ceil_div(n, 256)), 256, 0, x, n);
-}
-
-void list_predicted(const Gpu& gpu, const Predictor& p, const float* score, int64_t n_first, NeuronList first,
-                    NeuronList rest) {
-  const float* threshold = p.threshold.data;
-  const ListArgs a{score, threshold, 0, n_first, first}, b{score, threshold, n_first, p.n(), rest};
-  // Both blocks, or the one whose list is asked for.
-  if (n_first == 0) return launch(gpu, list_kernel, 1, kThreads, 0, b, b);
-  launch(gpu, list_kernel, n_first < p.n() ? 2 : 1, kThreads, 0, a, b);
 }
 
 }  // namespace hearth::cuda

@@ -1,70 +1,13 @@
 // The FFN of the GPU device against the reference: dense and sparse, every activation and type.
 #include <fmt/format.h>
 
-#include <array>
+#include <numeric>
 
-#include "twin.h"
+#include "core/error.h"
+#include "twin_ffn.h"
 
 namespace hearth::test {
 namespace {
-
-constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
-
-// A random shard of n neurons on both devices.
-struct TwinShard {
-  TwinShard(Device& ref, Device& gpu, std::mt19937& rng, DType type, int64_t n, int64_t n_embd, bool gated,
-            bool transposed)
-      : gate(ref, gpu, rng, type, n, n_embd, 0.1f),
-        up(ref, gpu, rng, type, n, n_embd, 0.1f),
-        down(ref, gpu, rng, type, transposed ? n : n_embd, transposed ? n_embd : n, 0.1f),
-        gate_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
-        up_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
-        is_gated(gated),
-        is_transposed(transposed) {}
-  FfnShard on(int s) const {
-    FfnShard f;
-    f.gate = gate.on(s);
-    if (is_gated) f.up = up.on(s);
-    (is_transposed ? f.down_t : f.down) = down.on(s);
-    f.act = act, f.act_threshold = 0.05f, f.up_relu = up_relu;
-    if (biased) f.gate_bias = {gate_bias.on(s), gate.on(s).rows}, f.up_bias = {up_bias.on(s), gate.on(s).rows};
-    return f;
-  }
-  TwinMatrix gate, up, down;
-  Twin<float> gate_bias, up_bias;
-  bool is_gated, is_transposed, biased = true, up_relu = false;
-  Activation act = Activation::silu;
-};
-
-class GpuFfnTest : public GpuTest {
- protected:
-  // Normed random activations with their 8-bit form, made by each device.
-  struct Input {
-    Twin<float> x;
-    Twin<std::byte> ref_q8, gpu_q8;
-    Act on(int s) const { return {x.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)}; }
-  };
-  static Input make_input(std::mt19937& rng, int64_t T, int64_t n) {
-    const auto rows = static_cast<size_t>(T);
-    const Twin<float> raw(*ref_, *gpu_, random_normal(rng, rows * static_cast<size_t>(n)));
-    const Twin<float> ones(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n), 1.0f));
-    Input in{{*ref_, *gpu_, std::vector<float>(rows * static_cast<size_t>(n), kNan)},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * ref_->q8_bytes(n))},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * gpu_->q8_bytes(n))}};
-    for (const int s : {kRef, kGpu})
-      device(s).norm({NormKind::rms, {ones.on(s), n}, {}, 1e-5f, n}, raw.on(s), T, in.on(s));
-    return in;
-  }
-  // ||error|| / ||result||. Quantised weights: the reference rounds activations to 8 bits (half a step of amax / 127,
-  // about 0.6 % of a normal vector's norm); so do the GPU's matvecs, up to steps that fall the other way, and its
-  // batches do not.
-  static double bound(DType type, int64_t T) {
-    const bool batch = T > (is_quantized(type) ? 4 : 1);
-    if (is_quantized(type)) return batch ? 2e-2 : 2e-3;
-    if (!batch || type == DType::f32) return 2e-6;
-    return type == DType::bf16 ? 3 * kEpsBf16 : 3 * kEpsF16;
-  }
-};
 
 TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
   std::mt19937 rng(1);
@@ -144,8 +87,8 @@ class GpuSparseTest : public GpuFfnTest {
     Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
     Twin<int32_t> active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n), -1)), n_active(*ref_, *gpu_, {-1});
     run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
-      const SparseArgs sparse{threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, nullptr, active.on(s),
-                              n_active.on(s)};
+      const SparseArgs sparse{
+          threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, nullptr, active.on(s), n_active.on(s)};
       d.ffn_sparse(shard.on(s), sparse, in.on(s), {y_bias.on(s), n_embd}, y.on(s));
     });
     ASSERT_EQ(n_active.read(kGpu), n_active.read(kRef));
@@ -189,6 +132,58 @@ TEST_F(GpuSparseTest, NoNeuronIsActive) {
   TwinShard shard(*ref_, *gpu_, rng, DType::f16, 500, 64, true, true);
   shard.act = Activation::relu;
   expect_same(rng, shard, 64, 1000.0f, nullptr, 2e-6);
+}
+
+TEST_F(GpuSparseTest, LongRowsAndSeveralRowsOfColumnsAThread) {
+  std::mt19937 rng(7);
+  for (const auto& [type, n_embd] : {std::pair<DType, int64_t>{DType::f32, 2048},
+                                     {DType::f32, 4100},
+                                     {DType::f16, 8192},
+                                     {DType::bf16, 4104},
+                                     {DType::q8_0, 2048},
+                                     {DType::q8_0, 8224},
+                                     {DType::q4_0, 8192}}) {
+    for (const bool exact : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} n_embd {} exact {}", traits(type).name, n_embd, exact));
+      TwinShard shard(*ref_, *gpu_, rng, type, 431, n_embd, true, true);
+      shard.act = Activation::relu;
+      std::vector<int32_t> predicted;
+      for (int32_t k = 0; k < 431; k += 1 + k % 3) predicted.push_back(k);
+      expect_same(rng, shard, n_embd, 0.0f, exact ? nullptr : &predicted, 2 * bound(type, 1));
+    }
+  }
+}
+
+TEST_F(GpuSparseTest, WeightsOfSeveralTypes) {
+  std::mt19937 rng(8);
+  for (const bool exact : {true, false}) {
+    SCOPED_TRACE(exact);
+    TwinShard shard(*ref_, *gpu_, rng, DType::q4_0, 700, 160, true, true);
+    shard.down = TwinMatrix(*ref_, *gpu_, rng, DType::f16, 700, 160, 0.1f);
+    shard.act = Activation::relu;
+    std::vector<int32_t> predicted;
+    for (int32_t k = 3; k < 700; k += 2) predicted.push_back(k);
+    expect_same(rng, shard, 160, 0.0f, exact ? nullptr : &predicted, bound(DType::q4_0, 1));
+  }
+}
+
+// Every block of the GPU has more neurons than it takes at once.
+TEST_F(GpuSparseTest, MoreNeuronsThanABlocksTile) {
+  std::mt19937 rng(9);
+  TwinShard shard(*ref_, *gpu_, rng, DType::f16, 9001, 64, true, true);
+  shard.act = Activation::relu2;
+  std::vector<int32_t> all(9001);
+  std::iota(all.begin(), all.end(), 0);
+  expect_same(rng, shard, 64, 0.0f, &all, bound(DType::f16, 1));
+}
+
+TEST_F(GpuSparseTest, RowsThatCannotBeAlignedAreRefused) {
+  std::mt19937 rng(10);
+  TwinShard shard(*ref_, *gpu_, rng, DType::f16, 64, 66, true, true);
+  shard.act = Activation::relu;
+  const Input in = make_input(rng, 1, 66);
+  Twin<float> y(*ref_, *gpu_, std::vector<float>(66));
+  EXPECT_THROW(gpu_->ffn_sparse(shard.on(kGpu), {}, in.on(kGpu), {}, y.on(kGpu)), Error);
 }
 
 }  // namespace

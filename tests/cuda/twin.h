@@ -37,7 +37,7 @@ class GpuTest : public ::testing::Test {
                    .max_rows = 9216,
                    .n_vocab = 200000,
                    .n_ff = 9216,
-                   .n_embd = 2048,
+                   .n_embd = 8256,
                    .n_head = 64,
                    .n_head_kv = 64,
                    .head_dim = 256,

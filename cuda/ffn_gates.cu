@@ -1,0 +1,76 @@
+// The gates of all neurons of a layer, and the list of those that fire: exact selection.
+#include "cuda/activation.cuh"
+#include "cuda/row_dots.cuh"
+#include "cuda/sparse.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+constexpr int kPerWarp = 4;  // neurons
+constexpr int kThreads = kMatvecWarps * kWarp;
+static_assert(kPerWarp * kMatvecWarps == 32, "a block's neurons are one word of the mask");
+
+struct GateArgs {
+  Matrix gate;
+  NeuronArgs neuron;
+  Act in;
+  float threshold;
+  float* value;  // [n]
+  NeuronLists lists;
+};
+
+template <DType D>
+__global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant__ GateArgs a) {
+  extern __shared__ uint4 shared[];
+  __shared__ float values[32];
+  grid_trigger();
+  const int block = static_cast<int>(blockIdx.x) - (a.lists.posts() ? 1 : 0);
+  if (block < 0) {
+    grid_wait();
+    post_input(a.lists);
+  } else {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
+    const int first = block * 32 + warp * kPerWarp;
+    const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
+    RowDots<D, kPerWarp, 2> dots;
+    dots.live = first < n;
+    dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
+    dots.start();
+    if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;
+    grid_wait();
+    dots.run(input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
+#pragma unroll
+    for (int r = 0; r < kPerWarp; ++r) {
+      const int k = base + r;
+      if (dots.live && lane == r && k >= first) values[k - block * 32] = a.neuron.gate(dots.sum[r], k);
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const int k = block * 32 + lane;
+      if (k < n) a.value[k] = values[lane];
+      const unsigned active = __ballot_sync(kAllLanes, k < n && fabsf(values[lane]) > a.threshold);
+      if (lane == 0) a.lists.mask[block] = active;
+    }
+  }
+  if (arrive_last(a.lists.arrived)) write_lists<kThreads>(a.lists, shared);
+}
+
+}  // namespace
+
+bool ffn_gates_fit(const Matrix& gate) {
+  bool fits = false;
+  with_format(gate.type, [&]<DType D>() { fits = gate.cols % Format<D>::kWeights == 0; });
+  return fits && gate.rows >= kPerWarp;
+}
+
+void ffn_gates(const Gpu& gpu, const FfnShard& s, float threshold, Act in, float* value, const NeuronLists& lists) {
+  HEARTH_CHECK(ffn_gates_fit(s.gate));
+  const GateArgs args{s.gate, neuron_args(s), in, threshold, value, lists};
+  with_format(s.gate.type, [&]<DType D>() {
+    launch(gpu, gate_kernel<D>, grid_size(ceil_div(s.n(), 32) + (lists.posts() ? 1 : 0)), kThreads,
+           std::max(stage_bytes<D>(s.gate.cols), kListSharedBytes), args);
+  });
+}
+
+}  // namespace hearth::cuda

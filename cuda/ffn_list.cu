@@ -1,0 +1,397 @@
+// The FFN of a list of neurons in two kernels. The first gives each block a share of the list and goes from gate to
+// down in one pass: gate rows stream into shared memory, up and down rows follow where the gate confirms, and every
+// thread adds the down rows of its columns in registers. The second adds the blocks' sums, the bias, and the CPU's
+// answer to y. Shares depend on positions in the list, sums are added in fixed order: the same result run after run.
+#include <array>
+
+#include "cuda/activation.cuh"
+#include "cuda/kernels.cuh"
+#include "cuda/owned_columns.cuh"
+#include "cuda/sparse.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+constexpr int kMaxThreads = 512;
+constexpr int kMaxWarps = kMaxThreads / kWarp;
+constexpr int kMaxBatch = 4;     // neurons that a group of threads takes a step with
+constexpr int kStages = 2;       // batches whose rows of one kind are in flight
+constexpr int kRowsPerSlot = 3;  // gate, up, down
+constexpr int kTile = 512;       // of the block's share of the list, in shared memory
+
+struct ListKernelArgs {
+  FfnShard shard;
+  NeuronArgs neuron;
+  FfnListArgs list;
+  Act in;
+  int32_t* n_active;  // [gridDim.x]
+  int threads;        // that share a row
+  int batch;          // at most kMaxBatch / kChunks
+};
+
+// What a batch has become when its gates are known.
+struct Gates {
+  float value = 0.0f;   // lane r: act(gate) of row r
+  unsigned active = 0;  // bit r: row r is
+};
+
+template <DType D, int kChunks>
+struct ListBlock {
+  using F = Format<D>;
+  static constexpr int kBatch = kMaxBatch / kChunks;
+  const ListKernelArgs& a;
+  const int lane, warp, group, groups, t;
+  RowSlots<D, kChunks> slots;
+  OwnedInput<D, kChunks> in;
+  float acc[kChunks][F::kWeights] = {};
+  const int32_t* ids;  // of the tile, in shared memory
+  const float* known;  // act(gate) of the tile's neurons, with list.values
+  int n;               // neurons in the tile
+  int64_t list_first, list_step;
+  int n_active = 0;
+
+  __device__ ListBlock(const ListKernelArgs& args, uint4* shared)
+      : a(args),
+        lane(threadIdx.x % kWarp),
+        warp(threadIdx.x / kWarp),
+        group(threadIdx.x / args.threads),
+        groups(blockDim.x / args.threads),
+        t(threadIdx.x % args.threads),
+        slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, args.shard.down_t.cols) {}
+
+  __device__ __forceinline__ int position(int batch, int r) const { return (batch * groups + group) * a.batch + r; }
+  __device__ __forceinline__ bool has(int batch, int r) const {
+    return batch >= 0 && r < a.batch && position(batch, r) < n;
+  }
+  __device__ __forceinline__ int slot(int kind, int batch, int r) const {
+    return (kind * kStages + (batch & 1)) * a.batch + r;
+  }
+
+  __device__ __forceinline__ void request_gates(int batch) const {
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      if (has(batch, r)) slots.request(slot(0, batch, r), a.shard.gate, ids[position(batch, r)]);
+    }
+  }
+  __device__ __forceinline__ void request_up_down(int batch, unsigned active) const {
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      if ((active >> r & 1) == 0) continue;
+      const int row = ids[position(batch, r)];
+      if (a.shard.up.data != nullptr) slots.request(slot(1, batch, r), a.shard.up, row);
+      slots.request(slot(2, batch, r), a.shard.down_t, row);
+    }
+  }
+  // The thread's part of row . input.
+  __device__ __forceinline__ float dot(int s, int row) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (slots.has(k)) sum = in.dot(k, slots.get(s, k, row), sum);
+    }
+    return sum;
+  }
+  __device__ __forceinline__ void add_row(int s, int row, float value) {
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (!slots.has(k)) continue;
+      float w[F::kWeights];
+      F::decode(slots.get(s, k, row), w);
+#pragma unroll
+      for (int i = 0; i < F::kWeights; ++i) acc[k][i] = fmaf(value, w[i], acc[k][i]);
+    }
+  }
+
+  // One step of the pipeline: the gates of `batch`, and what is left of the batch two before it. sums: [warps][2 *
+  // kMaxBatch] in shared memory, another one than in the step before.
+  __device__ __forceinline__ Gates step(int batch, const Gates& old, float (*sums)[2 * kMaxBatch]) {
+    const bool reads_gate = a.list.values == nullptr, has_up = a.shard.up.data != nullptr;
+    wait_copy_groups<1>();
+    float dots[2 * kMaxBatch] = {};
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      if (reads_gate && has(batch, r)) dots[r] = dot(slot(0, batch, r), ids[position(batch, r)]);
+      if (has_up && (old.active >> r & 1) != 0) {
+        dots[kMaxBatch + r] = dot(slot(1, batch, r), ids[position(batch - 2, r)]);
+      }
+    }
+    const float mine = warp_sums(dots);
+    if (lane % 4 == 0) sums[warp][lane / 4] = mine;
+    __syncthreads();
+    // Every warp makes the same values of its group: lane r the gate of row r, lane kMaxBatch + r the up of row r.
+    const int r = lane % kMaxBatch, per_group = a.threads / kWarp;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMaxWarps / 4; ++i) {  // the lanes of a value share the warps' sums
+      const int w = lane / (2 * kMaxBatch) + 4 * i;
+      if (w < per_group) sum += sums[group * per_group + w][lane % (2 * kMaxBatch)];
+    }
+    sum += __shfl_xor_sync(kAllLanes, sum, 2 * kMaxBatch);
+    sum += __shfl_xor_sync(kAllLanes, sum, 4 * kMaxBatch);
+    Gates now;
+    if (lane < kMaxBatch && has(batch, r)) {
+      const int at = position(batch, r);
+      now.value = reads_gate ? a.neuron.gate(sum, ids[at]) : known[at];
+      if (a.list.gate_out != nullptr && t == lane) a.list.gate_out[list_first + at * list_step] = now.value;
+    }
+    const bool active = lane < kMaxBatch && has(batch, r) && (!reads_gate || fabsf(now.value) > a.list.threshold);
+    now.active = __ballot_sync(kAllLanes, active);
+    n_active += __popc(now.active);
+    float value = __shfl_sync(kAllLanes, old.value, r);
+    if (has_up && lane >= kMaxBatch && lane < 2 * kMaxBatch && (old.active >> r & 1) != 0) {
+      value *= a.neuron.up(sum, ids[position(batch - 2, r)]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float v = __shfl_sync(kAllLanes, value, kMaxBatch + i);
+      if ((old.active >> i & 1) != 0) add_row(slot(2, batch, i), ids[position(batch - 2, i)], v);
+    }
+    return now;
+  }
+
+  // All neurons of a tile of the list.
+  __device__ __forceinline__ void run_tile(float (*sums)[kMaxWarps][2 * kMaxBatch]) {
+    const bool reads_gate = a.list.values == nullptr;
+    const int batches = (n + groups * a.batch - 1) / (groups * a.batch);
+#pragma unroll
+    for (int b = 0; b < kStages; ++b) {
+      if (reads_gate) request_gates(b);
+      end_copy_group();
+    }
+    Gates before, old;  // of the batches one and two before
+    for (int b = 0; b < batches + kStages; ++b) {
+      const Gates now = step(b, old, sums[b & 1]);
+      old = before, before = now;
+      // The slots of the batch two before are free: this thread has read them.
+      request_up_down(b, now.active);
+      if (reads_gate) request_gates(b + kStages);
+      end_copy_group();
+    }
+    wait_copy_groups<0>();
+  }
+
+  // The block's sum: over its groups of threads, in order.
+  __device__ __forceinline__ void store(float* partial, float* shared) const {
+    const int n_chunks = slots.n_chunks;
+    if (groups == 1) {
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        if (!slots.has(k)) continue;
+        auto* to = reinterpret_cast<float4*>(partial) + (t + k * a.threads) * F::kWeights / 4;
+#pragma unroll
+        for (int i = 0; i < F::kWeights; i += 4) {
+          to[i / 4] = make_float4(acc[k][i], acc[k][i + 1], acc[k][i + 2], acc[k][i + 3]);
+        }
+      }
+      return;
+    }
+    // Planes of one weight of every chunk, apart by 32 / kWeights banks.
+    const int plane = kChunks * a.threads + kWarp / F::kWeights;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+#pragma unroll
+      for (int i = 0; i < F::kWeights; ++i) {
+        shared[(group * F::kWeights + i) * plane + k * a.threads + t] = acc[k][i];
+      }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < n_chunks * F::kWeights; c += blockDim.x) {
+      float sum = 0.0f;
+      for (int g = 0; g < groups; ++g) {
+        sum += shared[(g * F::kWeights + c % F::kWeights) * plane + c / F::kWeights];
+      }
+      partial[c] = sum;
+    }
+  }
+};
+
+template <DType D, int kChunks>
+__global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_constant__ ListKernelArgs a) {
+  extern __shared__ uint4 shared[];
+  __shared__ int32_t ids[kTile];
+  __shared__ float known[kTile];
+  __shared__ float sums[2][kMaxWarps][2 * kMaxBatch];
+  grid_trigger();
+  grid_wait();
+  const int64_t count = __ldcg(a.list.count);
+  ListBlock<D, kChunks> block(a, shared);
+  block.in.load(a.in, a.shard.down_t.cols, block.t, a.threads);
+  block.ids = ids, block.known = known, block.list_step = gridDim.x;
+  // The block has positions blockIdx.x, blockIdx.x + gridDim.x, ... of the list.
+  const int64_t share = count > blockIdx.x ? (count - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  for (int64_t tile = 0; tile < share; tile += kTile) {
+    block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
+    block.list_first = blockIdx.x + tile * gridDim.x;
+    __syncthreads();
+    for (int i = threadIdx.x; i < block.n; i += blockDim.x) {
+      ids[i] = __ldcg(a.list.ids + block.list_first + static_cast<int64_t>(i) * gridDim.x);
+      if (a.list.values != nullptr) known[i] = __ldcg(a.list.values + ids[i]);
+    }
+    __syncthreads();
+    block.run_tile(sums);
+  }
+  __syncthreads();
+  block.store(a.list.partial + blockIdx.x * a.shard.down_t.cols, reinterpret_cast<float*>(shared));
+  // Each group has counted its own: the first thread of each, in turn.
+  __shared__ int active[kMaxWarps];
+  if (block.t == 0) active[block.group] = block.n_active;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  int total = 0;
+  for (int g = 0; g < block.groups; ++g) total += active[g];
+  a.n_active[blockIdx.x] = total;
+}
+
+// --- the sum of the blocks' sums ---
+
+constexpr int kMergeWarps = 16;
+constexpr int kVec = 4;  // columns of a thread
+
+struct MergeArgs {
+  const float* partial;  // [splits][n]
+  int splits;
+  int n;
+  const float* bias;
+  float* y;
+  const int32_t* block_active;  // [splits]
+  int32_t* n_active;            // or null
+  AnswerSource answer;          // answer null: none
+};
+
+// 128 columns a block. The last warp waits for the CPU while the others add, and finishes.
+__global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const __grid_constant__ MergeArgs a) {
+  __shared__ float sums[kMergeWarps][kVec][kWarp];
+  grid_trigger();
+  grid_wait();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int c = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVec;
+  const bool live = c < a.n;
+  if (warp < kMergeWarps) {
+    float sum[kVec] = {};
+    constexpr int kTogether = 10;  // loads in flight: all, for up to 160 blocks
+    for (int first = warp; first < a.splits; first += kTogether * kMergeWarps) {
+      float4 p[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int s = first + u * kMergeWarps;
+        p[u] = make_float4(0, 0, 0, 0);
+        if (live && s < a.splits) p[u] = __ldcg(reinterpret_cast<const float4*>(a.partial + int64_t{s} * a.n + c));
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) sum[0] += p[u].x, sum[1] += p[u].y, sum[2] += p[u].z, sum[3] += p[u].w;
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) sums[warp][i][lane] = sum[i];
+    if (blockIdx.x == 0 && warp == 0 && a.n_active != nullptr) {
+      int total = 0;
+      for (int s = lane; s < a.splits; s += kWarp) total += __ldcg(a.block_active + s);
+      total = warp_sum(total);
+      if (lane == 0) *a.n_active = total;
+    }
+    __syncthreads();
+    return;
+  }
+  float y[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) y[i] = live ? __ldcg(a.y + c + i) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) y[i] += live && a.bias != nullptr ? a.bias[c + i] : 0.0f;
+  float4 answer = make_float4(0, 0, 0, 0);
+  if (a.answer.answer != nullptr) {
+    if (lane == 0) wait_answered_by_one(a.answer);
+    __syncwarp();
+    if (live) answer = __ldcv(reinterpret_cast<const float4*>(a.answer.answer + c));
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kMergeWarps; ++w) sum += sums[w][i][lane];
+    y[i] += sum;
+    y[i] += i == 0 ? answer.x : i == 1 ? answer.y : i == 2 ? answer.z : answer.w;
+    if (live) a.y[c + i] = y[i];
+  }
+}
+
+// --- how it is launched ---
+
+struct ListPlan {
+  int threads = 0, groups = 0, batch = 0;
+  size_t shared_bytes = 0;
+};
+
+template <DType D, int kChunks>
+ListPlan plan_list(const Gpu& gpu, int64_t cols) {
+  ListPlan p;
+  p.threads = threads_per_row(cols / Format<D>::kWeights, kChunks, kMaxThreads);
+  if (p.threads == 0) return p;
+  p.groups = kMaxThreads / p.threads;
+  const int slots = kStages * kRowsPerSlot;  // of each neuron of a batch
+  const size_t reduction = p.groups == 1 ? 0
+                                         : static_cast<size_t>(p.groups * Format<D>::kWeights) *
+                                               static_cast<size_t>(p.threads * kChunks + kWarp / Format<D>::kWeights) *
+                                               sizeof(float);
+  constexpr size_t kStatic = 8 << 10;  // ids, values and sums of the kernel
+  for (p.batch = kMaxBatch / kChunks; p.batch > 0; --p.batch) {
+    p.shared_bytes = std::max(slot_bytes<D>(slots * p.batch, kChunks, p.threads * p.groups), reduction);
+    if (p.shared_bytes + kStatic <= gpu.shared_per_block) return p;
+  }
+  return {};
+}
+
+// Calls f.template operator()<D, kChunks>(plan) with the fewest chunks a thread that cover a row; false when none does.
+template <typename F>
+bool with_list_plan(const Gpu& gpu, const Matrix& down_t, F&& f) {
+  bool done = false;
+  with_format(down_t.type, [&]<DType D>() {
+    const auto attempt = [&]<int kChunks>() {
+      if (done) return;
+      const ListPlan plan = plan_list<D, kChunks>(gpu, down_t.cols);
+      if (plan.batch == 0) return;
+      f.template operator()<D, kChunks>(plan);
+      done = true;
+    };
+    if (down_t.cols % Format<D>::kWeights != 0) return;
+    attempt.template operator()<1>();
+    if constexpr (!Format<D>::kQuantized) {
+      attempt.template operator()<2>();
+      attempt.template operator()<4>();
+    }
+  });
+  return done;
+}
+
+// Blocks of the list kernel: one a multiprocessor.
+int64_t list_blocks(const Gpu& gpu) {
+  return gpu.multiprocessors;
+}
+
+}  // namespace
+
+size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd) {
+  return static_cast<size_t>(list_blocks(gpu) * (n_embd + 1)) * sizeof(float);
+}
+
+bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
+  if (reads_gate && s.gate.type != s.down_t.type) return false;
+  if (s.up && s.up.type != s.down_t.type) return false;
+  ListPlan used;
+  return with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& plan) { used = plan; });
+}
+
+void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, Vector y_bias, float* y) {
+  const int64_t blocks = list_blocks(gpu), n = s.down_t.cols;
+  auto* block_active = reinterpret_cast<int32_t*>(list.partial + blocks * n);
+  const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
+    launch(gpu, list_kernel<D, kChunks>, grid_size(blocks), p.threads * p.groups, p.shared_bytes,
+           ListKernelArgs{s, neuron_args(s), list, in, block_active, p.threads, p.batch});
+  });
+  HEARTH_CHECK(fits);
+  MergeArgs merge{
+      list.partial, static_cast<int>(blocks), static_cast<int>(n), y_bias.data, y, block_active, list.n_active, {}};
+  if (list.answer != nullptr) merge.answer = *list.answer;
+  launch(gpu, merge_kernel, grid_size(ceil_div(n, kWarp * kVec)), (kMergeWarps + 1) * kWarp, 0, merge);
+}
+
+}  // namespace hearth::cuda

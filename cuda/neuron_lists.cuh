@@ -1,0 +1,135 @@
+#pragma once
+// From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
+// kernel of its own: the block that finishes last makes the lists, and hands the CPU's to the CPU.
+#include "cuda/mailbox.cuh"
+#include "cuda/reduce.cuh"
+
+namespace hearth::cuda {
+
+constexpr int64_t kMaxMaskWords = 2048;
+constexpr int64_t kMaxMaskNeurons = kMaxMaskWords * 32;     // of a layer
+constexpr size_t kListSharedBytes = 2 * kMaxMaskWords * 4;  // dynamic shared memory of the kernels that make lists
+
+// Where the named neurons are listed: [0, n_first) in `first`, [n_first, n), numbered from 0 again, in `rest` or in the
+// hand-off. A list whose ids are null is not wanted.
+struct NeuronLists {
+  int n = 0, n_first = 0;
+  uint32_t* mask = nullptr;     // [ceil(n / 32)] scratch: bit k % 32 of word k / 32
+  unsigned* arrived = nullptr;  // scratch: blocks that are done; zero between kernels
+  NeuronList first;
+  int32_t* first_ids_copy = nullptr;  // optional
+  NeuronList rest;
+  // With a hand-off:
+  PostTarget post;           // posted null: none
+  const float* x = nullptr;  // [n_x]
+  int64_t n_x = 0;
+  const float* values = nullptr;  // [n] what goes along with the ids of `rest`, or null
+  constexpr bool posts() const { return post.posted != nullptr; }
+};
+
+#ifdef __CUDACC__
+// True in all threads of the block that comes last to a counter of all blocks; that block then sees what every thread
+// of the others wrote before.
+__device__ __forceinline__ bool arrive_last(unsigned* arrived) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned before;  // releases what the block wrote, and acquires what the others did
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+    last = before == gridDim.x - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  return last;
+}
+
+// The part of a hand-off that is known before the neurons are. Called by a block of its own; its time is hidden.
+__device__ __forceinline__ void post_input(const NeuronLists& a) {
+  for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
+  __threadfence_system();
+}
+
+// Exclusive sums of a thread's pair over the block; `total` is the block's.
+__device__ __forceinline__ int2 block_exclusive_sum(int2 v, int2* shared, int2& total) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  int2 sum = v;
+#pragma unroll
+  for (int o = 1; o < kWarp; o *= 2) {
+    const int x = __shfl_up_sync(kAllLanes, sum.x, o), y = __shfl_up_sync(kAllLanes, sum.y, o);
+    if (lane >= o) sum.x += x, sum.y += y;
+  }
+  if (lane == kWarp - 1) shared[warp] = sum;
+  __syncthreads();
+  int2 before{0, 0};
+  total = {0, 0};
+  for (int w = 0; w < warps; ++w) {
+    const int2 s = shared[w];
+    if (w < warp) before.x += s.x, before.y += s.y;
+    total.x += s.x, total.y += s.y;
+  }
+  return {before.x + sum.x - v.x, before.y + sum.y - v.y};
+}
+
+// Makes the lists from the mask. Called by all threads of one block, kThreads of them; shared: kListSharedBytes. Code
+// that runs once runs at the speed of fetching it, so it is short rather than unrolled.
+template <int kThreads>
+__device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) {
+  auto* words = static_cast<uint32_t*>(shared);                  // [kMaxMaskWords]
+  auto* before = reinterpret_cast<int*>(words + kMaxMaskWords);  // [kMaxMaskWords] named neurons of the list before
+  __shared__ int2 sums[kThreads / kWarp];
+  const int n_words = (a.n + 31) / 32, share = (n_words + kThreads - 1) / kThreads, boundary = a.n_first / 32;
+  const auto first_bits = [&](int w) {  // those of word w that belong to the first list
+    if (w != boundary) return w < boundary ? words[w] : 0u;
+    return words[w] & ((1u << (a.n_first % 32)) - 1u);
+  };
+  __syncthreads();  // nobody needs what was there any more
+  for (int w = threadIdx.x; w < n_words; w += kThreads) words[w] = __ldcg(a.mask + w);
+  __syncthreads();
+  const int begin = threadIdx.x * share, end = min(begin + share, n_words);
+  int2 mine{0, 0}, total;
+  for (int w = begin; w < end; ++w) {
+    const uint32_t first = first_bits(w);
+    mine.x += __popc(first), mine.y += __popc(words[w] & ~first);
+  }
+  int2 at = block_exclusive_sum(mine, sums, total);
+  for (int w = begin; w < end; ++w) {  // the boundary's word is in both lists, with nothing of `rest` before it
+    const uint32_t first = first_bits(w);
+    before[w] = w <= boundary ? at.x : at.y;
+    at.x += __popc(first), at.y += __popc(words[w] & ~first);
+  }
+  __syncthreads();
+  // A warp takes a word, a lane a bit.
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint32_t lower = (1u << lane) - 1u;
+  int32_t* const rest_ids = a.posts() ? a.post.ids : a.rest.ids;
+  if (rest_ids != nullptr) {
+#pragma unroll 4
+    for (int w = boundary + warp; w < n_words; w += kThreads / kWarp) {
+      const uint32_t bits = words[w] & ~first_bits(w);
+      if ((bits >> lane & 1u) == 0) continue;
+      const int to = (w == boundary ? 0 : before[w]) + __popc(bits & lower), k = w * 32 + lane;
+      rest_ids[to] = k - a.n_first;
+      if (a.values != nullptr) a.post.values[to] = __ldcg(a.values + k);
+    }
+  }
+  if (a.posts()) {
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) raise_posted(a.post, total.y);
+  } else if (threadIdx.x == 0 && rest_ids != nullptr) {
+    *a.rest.count = total.y;
+  }
+  if (a.first.ids == nullptr) return;
+#pragma unroll 4
+  for (int w = warp; w <= boundary && w < n_words; w += kThreads / kWarp) {
+    const uint32_t bits = first_bits(w);
+    if ((bits >> lane & 1u) == 0) continue;
+    const int to = before[w] + __popc(bits & lower), k = w * 32 + lane;
+    a.first.ids[to] = k;
+    if (a.first_ids_copy != nullptr) a.first_ids_copy[to] = k;
+  }
+  if (threadIdx.x == 0) *a.first.count = total.x;
+}
+#endif
+
+}  // namespace hearth::cuda

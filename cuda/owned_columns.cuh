@@ -1,0 +1,173 @@
+#pragma once
+// Dot products of rows by threads that own columns: `threads` neighbouring threads (whole warps) share a row, thread t
+// has chunks t, t + threads, ... of every row that its group computes, and keeps the input of those columns in
+// registers. Nothing is staged, and every load of a row can be in flight at once.
+#include "cuda/copy_async.cuh"
+#include "cuda/format.cuh"
+#include "cuda/launch.cuh"
+
+namespace hearth::cuda {
+
+// The thread's columns of the input.
+template <DType D, int kChunks>
+struct OwnedInput {
+  using F = Format<D>;
+  uint4 units[kChunks][F::kUnits];  // f32 values, or 8-bit quants
+  Q8Scale scale[kChunks];           // quantised formats
+
+  __device__ __forceinline__ void load(Act in, int64_t cols, int first, int threads) {
+    const int n_chunks = static_cast<int>(cols) / F::kWeights;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = first + k * threads;
+      scale[k] = {};
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) units[k][u] = make_uint4(0, 0, 0, 0);
+      if (c >= n_chunks) continue;
+      const void* row = F::kQuantized ? in.q8 : static_cast<const void*>(in.x);
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) units[k][u] = __ldcg(static_cast<const uint4*>(row) + c * F::kUnits + u);
+      if constexpr (F::kQuantized) {
+        const auto* scales =
+            reinterpret_cast<const float2*>(static_cast<const std::byte*>(row) + q8_quants_bytes(cols));
+        const float2 s = __ldcg(scales + c * F::kWeights / 32);
+        scale[k] = {s.x, s.y};
+      }
+    }
+  }
+
+  // Quantised formats: from the 8-bit form in shared memory.
+  __device__ __forceinline__ void take(const uint4* quants, const Q8Scale* scales, int64_t cols, int first,
+                                       int threads) {
+    const int n_chunks = static_cast<int>(cols) / F::kWeights;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = min(first + k * threads, n_chunks - 1);  // beyond the row: of no use, but defined
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) units[k][u] = quants[c * F::kUnits + u];
+      scale[k] = scales[c * F::kWeights / 32];
+    }
+  }
+
+  // sum + chunk k of a row . input.
+  __device__ __forceinline__ float dot(int k, const Chunk& w, float sum) const {
+    if constexpr (F::kQuantized) {
+      return sum + F::dot(w, units[k], scale[k]);
+    } else {
+      float values[F::kWeights];
+      F::decode(w, values);
+      const float* x = reinterpret_cast<const float*>(units[k]);
+#pragma unroll
+      for (int i = 0; i < F::kWeights; ++i) sum = fmaf(values[i], x[i], sum);
+      return sum;
+    }
+  }
+};
+
+// Rows of weights on their way into shared memory. Each thread has its own columns and slots, so nobody waits for
+// anybody. A quantised chunk travels with the aligned word that holds its scale.
+template <DType D, int kChunks>
+struct RowSlots {
+  using F = Format<D>;
+  uint4* quants;
+  unsigned* scales;
+  int first, threads, n_chunks;
+
+  __device__ RowSlots(uint4* shared, int n_slots, int t, int row_threads, int64_t cols)
+      : quants(shared + threadIdx.x),
+        scales(reinterpret_cast<unsigned*>(shared + n_slots * kChunks * blockDim.x) + threadIdx.x),
+        first(t),
+        threads(row_threads),
+        n_chunks(static_cast<int>(cols) / F::kWeights) {}
+
+  __device__ __forceinline__ int64_t scale_index(int64_t row, int c) const {
+    return row * (n_chunks * F::kWeights / 32) + c * F::kWeights / 32;
+  }
+  __device__ __forceinline__ void request(int slot, const Matrix& w, int64_t row) const {
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = first + k * threads;
+      if (c >= n_chunks) continue;
+      const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
+      copy_async<16>(quants + at, static_cast<const uint4*>(w.data) + row * n_chunks + c);
+      if constexpr (F::kQuantized) {
+        copy_async<4>(scales + at, static_cast<const unsigned*>(w.scales) + scale_index(row, c) / 2);
+      }
+    }
+  }
+  __device__ __forceinline__ bool has(int k) const {
+    return first + k * threads < n_chunks;
+  }
+  __device__ __forceinline__ Chunk get(int slot, int k, int64_t row) const {
+    const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
+    Chunk w;
+    w.q = quants[at];
+    w.d = 0;
+    if constexpr (F::kQuantized) {
+      const bool odd = scale_index(row, first + k * threads) % 2 != 0;
+      w.d = static_cast<unsigned short>(odd ? scales[at] >> 16 : scales[at]);
+    }
+    return w;
+  }
+};
+
+// The 8-bit form of x [n], n a multiple of 32, into shared memory, as quantize_rows() makes it. By the whole block.
+__device__ __forceinline__ void quantize_to_shared(const float* x, int n, uint4* quants, Q8Scale* scales) {
+  const int lane = threadIdx.x % kWarp, quads = n / 4;
+  for (int base = threadIdx.x - lane; base < quads; base += blockDim.x) {
+    const int quad = base + lane;
+    const bool live = quad < quads;
+    const float4 v = live ? __ldcg(reinterpret_cast<const float4*>(x) + quad) : make_float4(0, 0, 0, 0);
+    const float values[4] = {v.x, v.y, v.z, v.w};
+    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+    for (int o = 1; o < 8; o *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, o));
+    const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+    unsigned word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word |= (static_cast<unsigned>(max(-127, min(127, __float2int_rn(values[i] * inverse)))) & 0xFFu) << (8 * i);
+    }
+    int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
+#pragma unroll
+    for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+    if (!live) continue;
+    reinterpret_cast<unsigned*>(quants)[quad] = word;
+    const float d = amax / 127.0f;
+    if (quad % 8 == 0) scales[quad / 8] = {d, d * static_cast<float>(sum)};
+  }
+}
+
+// kN sums over the lanes of a warp at once: lane l gets that of v[l / (32 / kN)]. kN is a power of two up to 32.
+template <int kN>
+__device__ __forceinline__ float warp_sums(float (&v)[kN]) {
+  const int lane = threadIdx.x % kWarp;
+  int offset = kWarp / 2;
+#pragma unroll
+  for (int half = kN / 2; half > 0; half /= 2, offset /= 2) {
+    const bool upper = (lane & offset) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keep = upper ? v[i + half] : v[i], give = upper ? v[i] : v[i + half];
+      v[i] = keep + __shfl_xor_sync(kAllLanes, give, offset);
+    }
+  }
+  float sum = v[0];
+#pragma unroll
+  for (int o = kWarp / 2 / kN; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  return sum;
+}
+
+// Bytes of shared memory for the slots of a block.
+template <DType D>
+constexpr size_t slot_bytes(int n_slots, int chunks, int threads) {
+  return static_cast<size_t>(n_slots) * static_cast<size_t>(chunks * threads) * (Format<D>::kQuantized ? 20 : 16);
+}
+
+// How many threads share a row, when each may have up to kChunks of its chunks; 0 when `limit` threads do not suffice.
+inline int threads_per_row(int64_t n_chunks, int chunks, int limit) {
+  const int64_t threads = round_up(ceil_div(n_chunks, chunks), 32);
+  return threads <= limit ? static_cast<int>(threads) : 0;
+}
+
+}  // namespace hearth::cuda

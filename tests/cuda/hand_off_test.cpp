@@ -1,0 +1,192 @@
+// Hand-offs of the GPU device to a CPU thread against the reference's: what the CPU gets, and what y becomes.
+#include <fmt/format.h>
+
+#include "twin_mailbox.h"
+#include "twin_predictor.h"
+
+namespace hearth::test {
+namespace {
+
+class GpuHandOffTest : public GpuFfnTest {
+ protected:
+  static constexpr int64_t kCapacity = 2048, kMaxIds = 4096;
+
+  // A layer of n_hot neurons on the device and n_cold on the CPU, as the engine runs it: x is what is posted and what
+  // the sums are added to.
+  struct Layer {
+    Input in;
+    TwinShard shard;
+    Twin<float> x;
+    int64_t n_embd;
+  };
+  static Layer make_layer(std::mt19937& rng, DType type, int64_t n, int64_t n_embd) {
+    Layer layer{make_input(rng, 1, n_embd), TwinShard(*ref_, *gpu_, rng, type, n, n_embd, true, true),
+                Twin<float>(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd))), n_embd};
+    layer.shard.act = Activation::relu;
+    return layer;
+  }
+  static void expect_same_x(const Layer& layer, double error) {
+    EXPECT_LE(relative_error(layer.x.read(kGpu), layer.x.read(kRef)), error);
+  }
+  static void expect_received(const std::vector<Received>& gpu, const std::vector<Received>& ref, bool values,
+                              double error) {
+    ASSERT_EQ(gpu.size(), ref.size());
+    for (size_t i = 0; i < gpu.size(); ++i) {
+      ASSERT_EQ(gpu[i].ids, ref[i].ids) << i;
+      EXPECT_LE(relative_error(gpu[i].x, ref[i].x), error) << i;
+      if (values) {
+        EXPECT_LE(relative_error(gpu[i].values, ref[i].values), error) << i;
+      }
+    }
+  }
+  // Keeps gates away from their threshold of 0.
+  static void set_gate_bias(TwinShard& shard, const Input& in) {
+    const auto n = static_cast<size_t>(shard.gate.on(kRef).rows);
+    std::vector<float> z(n);
+    const MatmulPart part{.w = shard.gate.on(kRef), .y = z.data()};
+    ref_->matmul({&part, 1}, in.on(kRef), 1);
+    for (float& v : z) v = v > 0 ? 0.02f : -0.02f;
+    shard.gate_bias = Twin<float>(*ref_, *gpu_, z);
+  }
+};
+
+TEST_F(GpuHandOffTest, PostAndCollect) {
+  std::mt19937 rng(30);
+  for (const int64_t n : {1, 33, 2048}) {
+    SCOPED_TRACE(n);
+    Twin<float> x(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n)));
+    std::vector<std::vector<Received>> got;
+    for (const int s : {kRef, kGpu}) {
+      const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+      Server server(*mailbox, n, 3);
+      for (int i = 0; i < 3; ++i) device(s).post(*mailbox, x.on(s), n), device(s).collect(*mailbox, x.on(s), n);
+      device(s).synchronize();
+      got.push_back(server.received());
+    }
+    expect_received(got[kGpu], got[kRef], false, 1e-6);
+    EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 1e-6);
+  }
+}
+
+TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
+  std::mt19937 rng(31);
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    for (const int64_t n_cold : {0, 37, 2000}) {
+      for (const double density : {0.0, 0.15, 1.0}) {
+        const int64_t n = 1003, n_embd = 288;
+        SCOPED_TRACE(fmt::format("{} n_cold {} density {}", traits(type).name, n_cold, density));
+        Layer l = make_layer(rng, type, n, n_embd);
+        set_gate_bias(l.shard, l.in);
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
+                              density);
+        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
+            counts(*ref_, *gpu_, std::vector<int32_t>(2));
+        std::vector<std::vector<Received>> got;
+        for (const int s : {kRef, kGpu}) {
+          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          Server server(*mailbox, n_embd, 2);
+          for (int i = 0; i < 2; ++i) {
+            device(s).predict(p.on(s), l.in.on(s),
+                              {.n_first = n,
+                               .first = {ids.on(s), counts.on(s)},
+                               .rest = {},
+                               .hand_off = {mailbox.get(), l.x.on(s), n_embd}});
+            SparseArgs sparse;
+            sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
+            sparse.collect = mailbox.get();
+            device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, l.x.on(s));
+          }
+          device(s).synchronize();
+          got.push_back(server.received());
+        }
+        for (const Received& r : got[kGpu]) EXPECT_EQ(r.ids, p.named(n, n + n_cold));
+        EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
+        expect_received(got[kGpu], got[kRef], false, 2 * bound(type, 1));
+        expect_same_x(l, 2 * bound(type, 1));
+      }
+    }
+  }
+}
+
+// The device has only the gate rows of the last neurons.
+TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
+  std::mt19937 rng(32);
+  for (const DType type : kAllTypes) {
+    for (const auto& [n_hot, n_cold] : {std::pair<int64_t, int64_t>{500, 503}, {1, 40}, {63, 1}, {0, 100}}) {
+      SCOPED_TRACE(fmt::format("{} hot {} cold {}", traits(type).name, n_hot, n_cold));
+      const int64_t n_embd = 160;
+      Layer l = make_layer(rng, type, n_hot + n_cold, n_embd);
+      set_gate_bias(l.shard, l.in);
+      const auto shard = [&, hot = n_hot](int s) {
+        FfnShard f = l.shard.on(s);
+        f.up.rows = f.down_t.rows = hot;
+        return f;
+      };
+      const Twin<int32_t> n_active(*ref_, *gpu_, {-1}),
+          active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n_hot + 1), -7));
+      std::vector<std::vector<Received>> got;
+      for (const int s : {kRef, kGpu}) {
+        const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+        Server server(*mailbox, n_embd, 2);
+        for (int i = 0; i < 2; ++i) {
+          SparseArgs sparse;
+          sparse.active_ids = active.on(s), sparse.n_active = n_active.on(s);
+          sparse.hand_off = {mailbox.get(), l.x.on(s), n_embd}, sparse.collect = mailbox.get();
+          device(s).ffn_sparse(shard(s), sparse, l.in.on(s), {}, l.x.on(s));
+        }
+        device(s).synchronize();
+        got.push_back(server.received());
+      }
+      EXPECT_EQ(active.read(kGpu), active.read(kRef));
+      EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
+      expect_received(got[kGpu], got[kRef], true, 2 * bound(type, 1));
+      expect_same_x(l, 2 * bound(type, 1));
+    }
+  }
+}
+
+// Recorded once, launched often: the mailbox goes on counting, and every launch does the same.
+TEST_F(GpuHandOffTest, InAGraph) {
+  std::mt19937 rng(33);
+  const int64_t n = 900, n_cold = 300, n_embd = 256;
+  Layer l = make_layer(rng, DType::f16, n, n_embd);
+  set_gate_bias(l.shard, l.in);
+  const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64}, l.in.on(kRef), 0.2);
+  const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))), count(*ref_, *gpu_, {-1});
+  const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds);
+  const auto step = [&] {
+    gpu_->predict(p.on(kGpu), l.in.on(kGpu),
+                  {.n_first = n,
+                   .first = {ids.on(kGpu), count.on(kGpu)},
+                   .rest = {},
+                   .hand_off = {mailbox.get(), l.x.on(kGpu), n_embd}});
+    SparseArgs sparse;
+    sparse.predicted = ids.on(kGpu), sparse.n_predicted = count.on(kGpu), sparse.collect = mailbox.get();
+    gpu_->ffn_sparse(l.shard.on(kGpu), sparse, l.in.on(kGpu), {}, l.x.on(kGpu));
+  };
+  constexpr int kLaunches = 20;
+  Server server(*mailbox, n_embd, 3 * kLaunches + 3);
+  for (int i = 0; i < 3; ++i) step();
+  l.x.reset(kGpu);
+  gpu_->begin_capture();
+  for (int i = 0; i < 3; ++i) step();
+  const int graph = gpu_->end_capture();
+  for (int i = 0; i < kLaunches; ++i) gpu_->launch(graph);
+  gpu_->synchronize();
+  for (const Received& r : server.received()) ASSERT_EQ(r.ids, p.named(n, n + n_cold));
+}
+
+// A CPU that gives up is not waited for.
+TEST_F(GpuHandOffTest, AnAbandonedMailboxEndsTheWait) {
+  const Twin<float> x(*ref_, *gpu_, std::vector<float>(64, 1.0f));
+  const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds);
+  gpu_->post(*mailbox, x.on(kGpu), 64);
+  gpu_->collect(*mailbox, x.on(kGpu), 64);
+  mailbox->wait_request();
+  mailbox->abandon();
+  gpu_->synchronize();
+  EXPECT_TRUE(mailbox->failed());
+}
+
+}  // namespace
+}  // namespace hearth::test

@@ -1,0 +1,72 @@
+#pragma once
+// Random shards of an FFN and inputs for them, on the GPU device and on the reference.
+#include <array>
+
+#include "twin.h"
+
+namespace hearth::test {
+
+constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+
+// A random shard of n neurons on both devices.
+struct TwinShard {
+  TwinShard(Device& ref, Device& gpu, std::mt19937& rng, DType type, int64_t n, int64_t n_embd, bool gated,
+            bool transposed)
+      : gate(ref, gpu, rng, type, n, n_embd, 0.1f),
+        up(ref, gpu, rng, type, n, n_embd, 0.1f),
+        down(ref, gpu, rng, type, transposed ? n : n_embd, transposed ? n_embd : n, 0.1f),
+        gate_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
+        up_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
+        is_gated(gated),
+        is_transposed(transposed) {}
+  FfnShard on(int s) const {
+    FfnShard f;
+    f.gate = gate.on(s);
+    if (is_gated) f.up = up.on(s);
+    (is_transposed ? f.down_t : f.down) = down.on(s);
+    f.act = act, f.act_threshold = 0.05f, f.up_relu = up_relu;
+    if (biased) f.gate_bias = {gate_bias.on(s), gate.on(s).rows}, f.up_bias = {up_bias.on(s), gate.on(s).rows};
+    return f;
+  }
+  TwinMatrix gate, up, down;
+  Twin<float> gate_bias, up_bias;
+  bool is_gated, is_transposed, biased = true, up_relu = false;
+  Activation act = Activation::silu;
+};
+
+class GpuFfnTest : public GpuTest {
+ protected:
+  // Normed random activations with their 8-bit form (of whole blocks only), made by each device.
+  struct Input {
+    Twin<float> x;
+    Twin<std::byte> ref_q8, gpu_q8;
+    bool has_q8 = true;
+    Act on(int s) const {
+      if (!has_q8) return {x.on(s), nullptr};
+      return {x.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)};
+    }
+  };
+  static Input make_input(std::mt19937& rng, int64_t T, int64_t n) {
+    const auto rows = static_cast<size_t>(T);
+    const Twin<float> raw(*ref_, *gpu_, random_normal(rng, rows * static_cast<size_t>(n)));
+    const Twin<float> ones(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n), 1.0f));
+    Input in{{*ref_, *gpu_, std::vector<float>(rows * static_cast<size_t>(n), kNan)},
+             {*ref_, *gpu_, std::vector<std::byte>(rows * ref_->q8_bytes(n))},
+             {*ref_, *gpu_, std::vector<std::byte>(rows * gpu_->q8_bytes(n))},
+             n % 32 == 0};
+    for (const int s : {kRef, kGpu})
+      device(s).norm({NormKind::rms, {ones.on(s), n}, {}, 1e-5f, n}, raw.on(s), T, in.on(s));
+    return in;
+  }
+  // ||error|| / ||result||. Quantised weights: the reference rounds activations to 8 bits (half a step of amax / 127,
+  // about 0.6 % of a normal vector's norm); so do the GPU's matvecs, up to steps that fall the other way, and its
+  // batches do not.
+  static double bound(DType type, int64_t T) {
+    const bool batch = T > (is_quantized(type) ? 4 : 1);
+    if (is_quantized(type)) return batch ? 2e-2 : 2e-3;
+    if (!batch || type == DType::f32) return 2e-6;
+    return type == DType::bf16 ? 3 * kEpsBf16 : 3 * kEpsF16;
+  }
+};
+
+}  // namespace hearth::test
