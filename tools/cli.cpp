@@ -74,6 +74,7 @@ std::unique_ptr<CLI::App> make_app() {
   register_profile(*app);
   register_plan(*app);
   register_predictor(*app);
+  register_tune(*app);
   register_doctor(*app);
   // After the subcommands, which would inherit it.
   app->footer(

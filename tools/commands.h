@@ -17,5 +17,6 @@ void register_synth(CLI::App& app);
 void register_profile(CLI::App& app);
 void register_plan(CLI::App& app);
 void register_predictor(CLI::App& app);
+void register_tune(CLI::App& app);
 
 }  // namespace hearth::tools

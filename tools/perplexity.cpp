@@ -1,8 +1,4 @@
 // `hearth perplexity`: how well a model predicts a text.
-#include "tools/perplexity.h"
-
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -10,6 +6,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "offline/tune/metrics.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/output.h"
@@ -17,43 +14,10 @@
 #include "tools/report.h"
 
 namespace hearth::tools {
-
-std::vector<Window> make_windows(int64_t n_ids, int64_t window, int64_t stride, bool bos) {
-  if (window < (bos ? 2 : 1)) fail("--window is {}, expected {} or more", window, bos ? 2 : 1);
-  if (stride < 1 || stride > window) fail("--stride is {}, expected 1 to {} (the window)", stride, window);
-  const int64_t first = bos ? 0 : 1;  // the first id that a window beginning at 0 predicts
-  if (n_ids <= first) fail("the text has {} tokens, expected {} or more", n_ids, first + 1);
-  std::vector<Window> windows;
-  for (int64_t begin = 0, scored = first; scored < n_ids; begin += stride) {
-    const int64_t end = std::min(begin + first + window, n_ids);  // of the ids it predicts
-    windows.push_back({begin, end - 1 - begin, scored, end - scored});
-    scored = end;
-  }
-  return windows;
-}
-
-void NllMean::add(double nll) {
-  ++n_;
-  const double delta = nll - mean_;
-  mean_ += delta / static_cast<double>(n_);
-  m2_ += delta * (nll - mean_);
-}
-
-double NllMean::standard_error() const {
-  return n_ > 1 ? std::sqrt(m2_ / static_cast<double>(n_ - 1) / static_cast<double>(n_)) : NAN;
-}
-double NllMean::perplexity() const {
-  return n_ > 0 ? std::exp(mean_) : NAN;
-}
-
-double negative_log_likelihood(std::span<const float> logits, int32_t target) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - max);
-  return std::log(sum) - (static_cast<double>(logits[static_cast<size_t>(target)]) - max);
-}
-
 namespace {
+
+using offline::NllMean;
+using offline::Window;
 
 struct PerplexityOptions {
   ModelOptions model;
@@ -103,14 +67,17 @@ void score_window(engine::Engine& engine, std::span<const int32_t> ids, std::opt
   engine.truncate(0);
   engine.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
     if (i < skipped) return;
-    mean.add(negative_log_likelihood(logits, ids[static_cast<size_t>(w.first_target + i - skipped)]));
+    mean.add(offline::negative_log_likelihood(logits, ids[static_cast<size_t>(w.first_target + i - skipped)]));
   });
 }
 
 void perplexity(PerplexityOptions o) {
   if (!o.file && !o.ids_file) fail("there is nothing to evaluate; give a text with -f or token ids with --ids-file");
   if (o.window > 0 && o.model.n_ctx == 0) o.model.n_ctx = o.window;  // a longer context would stay empty
+  const bool one_by_one = o.model.sparse_threshold > 0 || o.model.sidecar_thresholds;
+  if (one_by_one) o.model.n_batch = 1;
   Session session(o.model);
+  if (one_by_one) log::info("a threshold acts on single tokens, so they are evaluated one by one");
   engine::Engine& engine = session.engine();
   std::vector<int32_t> ids;
   std::optional<int32_t> bos;
@@ -125,7 +92,8 @@ void perplexity(PerplexityOptions o) {
   const int64_t window = o.window > 0 ? o.window : engine.n_ctx();
   if (window > engine.n_ctx()) fail("--window {} is longer than the context of {}", window, engine.n_ctx());
   const int64_t stride = o.stride > 0 ? o.stride : window;
-  const std::vector<Window> windows = make_windows(static_cast<int64_t>(ids.size()), window, stride, bos.has_value());
+  const std::vector<Window> windows =
+      offline::make_windows(static_cast<int64_t>(ids.size()), window, stride, bos.has_value());
 
   NllMean mean;
   {

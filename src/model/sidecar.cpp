@@ -16,6 +16,7 @@ constexpr uint32_t kVersion = 1;
 constexpr const char* kArchitecture = "hearth-sparse";
 constexpr std::string_view kModel = "hearth-sparse.model.";
 constexpr std::string_view kProfile = "hearth-sparse.profile.";
+constexpr std::string_view kThresholds = "hearth-sparse.thresholds.";
 constexpr const char* kVersionKey = "hearth-sparse.version";
 constexpr std::string_view kTensors = "profile.";
 constexpr int64_t kMaxLayers = 4096, kMaxWidth = int64_t{1} << 24;
@@ -27,7 +28,8 @@ std::string tensor_name(size_t layer, std::string_view what) {
   return fmt::format("profile.blk.{}.{}", layer, what);
 }
 bool own_key(std::string_view k) {
-  return k == "general.architecture" || k == kVersionKey || k.starts_with(kModel) || k.starts_with(kProfile);
+  return k == "general.architecture" || k == kVersionKey || k.starts_with(kModel) || k.starts_with(kProfile) ||
+         k.starts_with(kThresholds);
 }
 
 // Reads one sidecar and checks every part of it.
@@ -39,6 +41,7 @@ class Reader {
     read_model();
     read_profile();
     for (size_t l = 0; l < s_.n_ff.size(); ++l) read_layer(l);
+    read_thresholds();
   }
 
  private:
@@ -91,6 +94,20 @@ class Reader {
     p.layers.resize(s_.n_ff.size());
     read_shares("coactive_previous", [](LayerStatistics& l) -> MeanShare& { return l.previous; });
     read_shares("coactive_recent", [](LayerStatistics& l) -> MeanShare& { return l.recent; });
+  }
+
+  void read_thresholds() {
+    const std::string by_layer = key(kThresholds, "by_layer");
+    if (file_.find(by_layer) == nullptr) return;
+    TunedThresholds t{array<float>(by_layer, "f32"), file_.require<std::string>(key(kThresholds, "record"))};
+    if (t.by_layer.size() != s_.n_ff.size()) {
+      fail("'{}': {} thresholds for {} layers; make them again with `hearth tune`", name_, t.by_layer.size(),
+           s_.n_ff.size());
+    }
+    for (const float v : t.by_layer) {
+      if (!(v >= 0) || !std::isfinite(v)) fail("'{}': a layer's threshold is {}, expected 0 or more", name_, v);
+    }
+    s_.thresholds = std::move(t);
   }
 
   void read_texts(Statistics& p) {
@@ -300,6 +317,11 @@ void Sidecar::write(const std::filesystem::path& path) const {
   out.set(key(kModel, "n_embd"), static_cast<uint32_t>(n_embd));
   out.set(key(kModel, "n_ff"), gguf::Array(std::vector<uint32_t>(n_ff.begin(), n_ff.end())));
   set_profile(out, statistics);
+  if (thresholds) {
+    HEARTH_CHECK(thresholds->by_layer.size() == n_ff.size());
+    out.set(key(kThresholds, "by_layer"), gguf::Array(thresholds->by_layer));
+    out.set(key(kThresholds, "record"), thresholds->record);
+  }
   std::vector<Pending> pending;
   for (size_t l = 0; l < n_ff.size(); ++l) {
     const LayerStatistics& s = statistics.layers[l];

@@ -13,6 +13,8 @@
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
 //   profile.blk.N.moments               f32 [n_embd, n_embd]   optional
+//   hearth-sparse.thresholds.by_layer   f32 [n_layer]   optional, as `hearth tune` chose them
+//   hearth-sparse.thresholds.record     string   JSON: how, and what they cost
 //   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
 #include <cstdint>
 #include <filesystem>
@@ -85,6 +87,12 @@ struct Statistics {
   double density(size_t layer) const;
 };
 
+// A neuron of layer l is left out when |act(gate)| <= by_layer[l].
+struct TunedThresholds {
+  std::vector<float> by_layer;
+  std::string record;  // JSON: what `hearth tune --json` printed
+};
+
 class Sidecar {
  public:
   Sidecar() = default;
@@ -110,6 +118,7 @@ class Sidecar {
   int64_t n_embd = 0;
   std::vector<int64_t> n_ff;  // by layer
   Statistics statistics;
+  std::optional<TunedThresholds> thresholds;
   // By layer: predictors to be written in place of those in `file`; empty = those are kept.
   std::vector<PredictorData> new_predictors;
   // The file that was read, for the tensors and keys of others (predictors); null for a new sidecar.

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "offline/tune/metrics.h"
 #include "program.h"
 #include "support/tiny_model.h"
 #include "tools/bench.h"
-#include "tools/perplexity.h"
 
 namespace hearth::test {
 namespace {
@@ -104,7 +104,7 @@ TEST(Perplexity, WindowsScoreEveryIdOnce) {
         for (const int64_t stride : {int64_t{1}, window / 2, window}) {
           SCOPED_TRACE(fmt::format("bos {} n {} window {} stride {}", bos, n, window, stride));
           int64_t next = bos ? 0 : 1;
-          for (const tools::Window& w : tools::make_windows(n, window, stride, bos)) {
+          for (const offline::Window& w : offline::make_windows(n, window, stride, bos)) {
             EXPECT_EQ(w.first_target, next);
             EXPECT_GE(w.n_targets, 1);
             EXPECT_LE(w.n_inputs + (bos ? 1 : 0), window);
@@ -118,22 +118,22 @@ TEST(Perplexity, WindowsScoreEveryIdOnce) {
       }
     }
   }
-  EXPECT_EQ(tools::make_windows(65537, 512, 512, false).size(), 128u);
-  EXPECT_THROW(tools::make_windows(1, 8, 8, false), Error);
-  EXPECT_THROW(tools::make_windows(0, 8, 8, true), Error);
-  EXPECT_THROW(tools::make_windows(9, 8, 9, false), Error);
-  EXPECT_THROW(tools::make_windows(9, 8, 0, false), Error);
-  EXPECT_THROW(tools::make_windows(9, 1, 1, true), Error);
+  EXPECT_EQ(offline::make_windows(65537, 512, 512, false).size(), 128u);
+  EXPECT_THROW(offline::make_windows(1, 8, 8, false), Error);
+  EXPECT_THROW(offline::make_windows(0, 8, 8, true), Error);
+  EXPECT_THROW(offline::make_windows(9, 8, 9, false), Error);
+  EXPECT_THROW(offline::make_windows(9, 8, 0, false), Error);
+  EXPECT_THROW(offline::make_windows(9, 1, 1, true), Error);
 }
 
 TEST(Perplexity, MeanAndError) {
-  tools::NllMean mean;
+  offline::NllMean mean;
   for (const double x : {1.0, 2.0, 4.0}) mean.add(x);
   EXPECT_DOUBLE_EQ(mean.mean(), 7.0 / 3);
   EXPECT_NEAR(mean.standard_error(), std::sqrt(7.0 / 3 / 3), 1e-12);  // variance 7/3 of the three
   EXPECT_NEAR(mean.perplexity(), std::exp(7.0 / 3), 1e-12);
   const std::vector<float> logits = {1000.0f, 999.0f, -1000.0f};  // no overflow
-  EXPECT_NEAR(tools::negative_log_likelihood(logits, 1), 1 + std::log1p(std::exp(-1.0)), 1e-6);
+  EXPECT_NEAR(offline::negative_log_likelihood(logits, 1), 1 + std::log1p(std::exp(-1.0)), 1e-6);
 }
 
 // All 65,537 ids in windows of 512 gave transformers' float32 a perplexity of 22.980.

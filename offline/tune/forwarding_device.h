@@ -1,0 +1,61 @@
+#pragma once
+// A Device that hands everything on to another one: the base of those that look at, or change, one kind of operation.
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/device.h"
+
+namespace hearth::offline {
+
+class ForwardingDevice : public Device {
+ public:
+  // `inner` must outlive this device.
+  explicit ForwardingDevice(Device& inner) : inner_(inner) {}
+
+  std::string name() const override { return inner_.name(); }
+  bool is_host() const override { return inner_.is_host(); }
+  std::vector<MemoryUse> memory() const override { return inner_.memory(); }
+  void use_from_this_thread() override { inner_.use_from_this_thread(); }
+  void upload(void* device, const void* host, size_t bytes) override { inner_.upload(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { inner_.download(host, device, bytes); }
+  void fill_zero(void* device, size_t bytes) override { inner_.fill_zero(device, bytes); }
+  void synchronize() override { inner_.synchronize(); }
+  Matrix adopt(const Matrix& host) override { return inner_.adopt(host); }
+  Vector adopt(const Vector& host) override { return inner_.adopt(host); }
+  size_t adopted_bytes(const Matrix& host) const override { return inner_.adopted_bytes(host); }
+  size_t q8_bytes(int64_t n) const override { return inner_.q8_bytes(n); }
+  void reserve(const Limits& limits) override { inner_.reserve(limits); }
+
+  void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
+             int64_t position_offset, int64_t T, float* x) override {
+    inner_.embed(table, ids, positions, pos, position_offset, T, x);
+  }
+  void quantize(Act a, int64_t T, int64_t n) override { inner_.quantize(a, T, n); }
+  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { inner_.norm(args, x, T, out); }
+  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override { inner_.matmul(parts, in, T); }
+  void rope_kv(const RopeKvArgs& args, int64_t T) override { inner_.rope_kv(args, T); }
+  void attention(const AttentionArgs& args, int64_t T, Act out) override { inner_.attention(args, T, out); }
+  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
+    inner_.ffn_dense(shard, in, T, y_bias, y);
+  }
+  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override {
+    inner_.predict(predictor, in, args);
+  }
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+    inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+  }
+  void argmax(const float* logits, int64_t n, int32_t* id) override { inner_.argmax(logits, n, id); }
+
+ protected:
+  void* allocate_bytes(size_t bytes, Purpose purpose) override;
+  void release_bytes(void* data, size_t bytes, Purpose purpose) override;
+  Device& inner() { return inner_; }
+
+ private:
+  Device& inner_;
+  std::unordered_map<void*, DeviceBuffer> buffers_;  // of inner_, handed on
+};
+
+}  // namespace hearth::offline

@@ -1,0 +1,41 @@
+#include "offline/tune/speed.h"
+
+#include "core/error.h"
+
+namespace hearth::offline {
+
+SpeedModel::SpeedModel(ModelShape shape, const PlanRequest& request, const std::vector<ThresholdCounts>& counts)
+    : shape_(std::move(shape)), request_(request), counts_(counts) {
+  HEARTH_CHECK(counts.size() == shape_.layers.size());
+  request_.sparsity = SparsityRule::exact;
+  const Planner planner(shape_, frequencies(std::vector<size_t>(counts.size(), 0)), request_);
+  base_ = planner.plan();
+  gpu_ = base_.gpu.total() > 0;
+  request_.n_ctx = planner.request().n_ctx;  // as the planner chose it
+}
+
+Frequencies SpeedModel::frequencies(const std::vector<size_t>& choice) const {
+  Frequencies f;
+  f.known = true;
+  f.source = "hearth tune";
+  for (size_t l = 0; l < counts_.size(); ++l) f.p.push_back(counts_[l].frequencies(choice[l]));
+  return f;
+}
+
+PlannedSpeed SpeedModel::speed(const std::vector<size_t>& choice) const {
+  const Plan plan = Planner(shape_, frequencies(choice), request_).plan();
+  return {plan.seconds, plan.hit_rate};
+}
+
+double SpeedModel::layer_seconds(size_t l, size_t k) const {
+  const LayerCosts costs(shape_.layers[l], counts_[l].frequencies(k), request_.cost, request_.reserve, request_.n_ctx,
+                         base_.n_kv);
+  const LayerChoice& choice = base_.layers[l].choice;
+  return gpu_ ? costs.seconds(choice) : costs.seconds_cpu_only(choice.selection);
+}
+
+double SpeedModel::saved(size_t layer, size_t k) const {
+  return layer_seconds(layer, 0) - layer_seconds(layer, k);
+}
+
+}  // namespace hearth::offline
