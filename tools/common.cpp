@@ -179,6 +179,8 @@ Session::Session(const ModelOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   team_ = std::make_unique<ThreadTeam>(options.threads);
   model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
+  sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
+  choose_predictors(*model_, sidecar(), options.predictor);
   read_thresholds(options);
   start(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -194,11 +196,10 @@ Session::Session(const ModelOptions& options) {
 void Session::read_thresholds(const ModelOptions& options) {
   approximate_ = options.sparse_threshold > 0;
   if (!options.sidecar_thresholds) return;
-  const auto sidecar = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
-  if (!sidecar || !sidecar->thresholds) {
+  if (!sidecar_ || !sidecar_->thresholds) {
     fail("there are no tuned thresholds for '{}'; `hearth tune -m MODEL -f TEXT` makes them", options.model);
   }
-  layer_thresholds_ = sidecar->thresholds->by_layer;
+  layer_thresholds_ = sidecar_->thresholds->by_layer;
   approximate_ = std::any_of(layer_thresholds_.begin(), layer_thresholds_.end(), [](float t) { return t > 0; });
 }
 
