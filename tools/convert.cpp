@@ -1,4 +1,4 @@
-// `hearth convert`: a Hugging Face directory becomes a GGUF file.
+// `hearth convert`: a Hugging Face directory, or a PowerInfer file, becomes a GGUF file.
 #include "offline/convert/convert.h"
 
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "offline/convert/hf_config.h"
+#include "offline/convert/powerinfer.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/report.h"
@@ -60,7 +61,9 @@ void run_convert(const ConvertFlags& flags) {
     progress.clear();
     log::info("note: {}", text);
   };
-  const convert::Summary s = convert::convert_checkpoint(flags.directory, flags.out, options);
+  const convert::Summary s = convert::is_powerinfer_file(flags.directory)
+                                 ? convert::convert_powerinfer(flags.directory, flags.out, options)
+                                 : convert::convert_checkpoint(flags.directory, flags.out, options);
   progress.clear();
   log::info("{}: architecture {}, FFN activation {}, {} tensors, {}", flags.out, s.architecture, s.activation,
             s.n_tensors, human_bytes(s.file_bytes));
@@ -69,11 +72,16 @@ void run_convert(const ConvertFlags& flags) {
 }  // namespace
 
 void register_convert(CLI::App& app) {
-  auto* sub = app.add_subcommand("convert", "Convert a Hugging Face model directory to GGUF");
+  auto* sub = app.add_subcommand("convert", "Convert a Hugging Face model directory, or a PowerInfer file, to GGUF");
   const auto flags = std::make_shared<ConvertFlags>();
-  sub->add_option("HF_DIR", flags->directory, "Directory with config.json, safetensors and a tokenizer")->required();
+  sub->add_option("INPUT", flags->directory,
+                  "Directory with config.json, safetensors and a tokenizer; or a PowerInfer file (*.powerinfer.gguf), "
+                  "whose predictors go to the sidecar")
+      ->required();
   sub->add_option("-o,--output", flags->out, "GGUF file to write")->required();
-  sub->add_option("--type", flags->type, "Type of the matrices: f32, f16, bf16, q8_0 or q4_0")->capture_default_str();
+  sub->add_option("--type", flags->type,
+                  "Type of the matrices: f32, f16, bf16, q8_0 or q4_0 (a PowerInfer file keeps its own)")
+      ->capture_default_str();
   sub->add_option(
       "--ffn", flags->ffn,
       "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, or drelu (relu on "
