@@ -262,8 +262,11 @@ void print_operations(SyntheticModel& m, int64_t max_kv, int64_t n_kv) {
   };
   const Layer& l = m.layers[0];
   row("norm", 0, [&](int64_t, const Layer&) { m.do_norm(1); });
+  row("norm+qkv", l.wq.bytes() + l.wk.bytes() + l.wv.bytes(),
+      [&](int64_t, const Layer& w) { m.do_norm(1), m.do_qkv(w, 1); });
   row("qkv", l.wq.bytes() + l.wk.bytes() + l.wv.bytes(), [&](int64_t, const Layer& w) { m.do_qkv(w, 1); });
   row("rope+kv", 0, [&](int64_t i, const Layer&) { m.do_rope(i, 1); });
+  row("rope+attn", m.kv_bytes(n_kv), [&](int64_t i, const Layer&) { m.do_rope(i, 1), m.do_attention(i, 1, max_kv); });
   row("attention", m.kv_bytes(n_kv), [&](int64_t i, const Layer&) { m.do_attention(i, 1, max_kv); });
   row("out", l.wo.bytes(), [&](int64_t, const Layer& w) { m.do_out(w, 1); });
   row("ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_ffn(w, 1); });
@@ -292,10 +295,10 @@ double time_decode_loop(SyntheticModel& m, int64_t first_pos, int n) {
   return seconds_since(start) / n;
 }
 
-void bench_decode(const Shape& shape, DType type) {
-  SyntheticModel m(shape, type, 512, 1);
+void bench_decode(const Shape& shape, DType type, bool transposed_down) {
+  SyntheticModel m(shape, type, 512, 1, transposed_down);
   m.set_tokens(64, 1);
-  print_token(m, "graph, 65 in context", 65, time_graph(*m.device, [&] { m.forward(1, 256); }));
+  print_token(m, transposed_down ? "graph, transposed down" : "graph, 65 in context", 65, time_graph(*m.device, [&] { m.forward(1, 256); }));
   print_token(m, "loop, 1 + 128 tokens", 65, time_decode_loop(m, 1, 128));
   print_operations(m, 256, 65);
 }
@@ -405,9 +408,11 @@ void run(const std::set<std::string>& sections) {
   const auto wants = [&](const char* name) { return sections.empty() || sections.count(name) > 0; };
   constexpr DType kTypes[] = {DType::f16, DType::q8_0, DType::q4_0};
   if (wants("decode"))
-    for (const DType t : kTypes) bench_decode(kLlama7B, t);
+    for (const bool transposed_down : {false, true}) {
+      for (const DType t : kTypes) bench_decode(kLlama7B, t, transposed_down);
+    }
   if (wants("tiny"))
-    for (const DType t : kTypes) bench_decode(kTiny, t);
+    for (const DType t : kTypes) bench_decode(kTiny, t, true);
   if (wants("prompt"))
     for (const DType t : kTypes) bench_prompt(kLlama7B, t, 512);
   if (wants("sparse"))

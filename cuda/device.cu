@@ -1,6 +1,7 @@
 // The CUDA device: core/device.h over one GPU and one stream.
 #include "cuda/cuda.h"
 
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "cuda/layout.h"
 #include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
+#include "cuda/op_queue.cuh"
 #include "cuda/sparse.cuh"
 
 namespace hearth::cuda {
@@ -65,7 +67,7 @@ class CudaDevice final : public Device {
   void quantize(Act a, int64_t T, int64_t n) override {
     if (a.q8 != nullptr) quantize_rows(gpu_, a.x, T, n, a.q8);
   }
-  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { cuda::norm(gpu_, args, x, T, out); }
+  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { gpu_.norm(args, x, T, out); }
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
@@ -82,7 +84,7 @@ class CudaDevice final : public Device {
   }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { own(mailbox).post(gpu_, x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { own(mailbox).collect(gpu_, x, n); }
-  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_.index)); }
+  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_->index)); }
 
   bool supports_graphs() const override { return true; }
   void begin_capture() override;
@@ -106,11 +108,16 @@ class CudaDevice final : public Device {
   // Scratch for the lists of n neurons, and the hand-off's end of them.
   NeuronLists neuron_lists(int64_t n, int64_t n_first, const HandOff& hand_off);
   void ffn_fused(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y);
+  Gemm& gemm() {  // it enqueues by itself
+    gpu_.flush();
+    return *gemm_;
+  }
+  std::optional<InputNorm> take_norm(std::span<const MatmulPart> parts, Act in, int64_t T);
   void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
   // gate, up and activation into scratch; returns where the neurons' values are.
   Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
 
-  Gpu gpu_;
+  OpQueue gpu_;  // whatever it is passed to enqueues after the operations before
   std::string name_;
   Stream stream_;
   Account account_;
@@ -131,7 +138,8 @@ class CudaDevice final : public Device {
     float* attention = nullptr;
     unsigned* counters = nullptr;  // of the attention; zero between launches
     float* down = nullptr;
-    int32_t* ids = nullptr;  // [n_ff]
+    unsigned* down_counters = nullptr;  // zero between launches
+    int32_t* ids = nullptr;             // [n_ff]
     int32_t* count = nullptr;
     uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
     unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
@@ -148,7 +156,7 @@ CudaDevice::CudaDevice(int gpu) {
   CUDA_CHECK(cudaGetDeviceProperties(&p, gpu));
   name_ = p.name;
   stream_ = make_stream();
-  gpu_ = {gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, supports_overlap(gpu)};
+  gpu_ = OpQueue({gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, supports_overlap(gpu)});
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
@@ -159,7 +167,7 @@ CudaDevice::CudaDevice(int gpu) {
 }
 
 CudaDevice::~CudaDevice() {
-  cudaSetDevice(gpu_.index);
+  cudaSetDevice(gpu_->index);
   cudaStreamSynchronize(stream_);
   storage_ = {};
 }
@@ -172,12 +180,14 @@ void* CudaDevice::allocate_bytes(size_t bytes, Purpose purpose) {
   return data;
 }
 void CudaDevice::release_bytes(void* data, size_t bytes, Purpose purpose) {
+  gpu_.flush();
   cudaStreamSynchronize(stream_);
   heap_->release(data, bytes, purpose);
 }
 
 void CudaDevice::upload(void* device, const void* host, size_t bytes) {
   if (bytes == 0) return;
+  gpu_.flush();
   if (bytes > kStagingBytes) {
     if (!uploader_) uploader_.emplace();
     return uploader_->copy(device, host, bytes, stream_);
@@ -196,6 +206,7 @@ void CudaDevice::upload(void* device, const void* host, size_t bytes) {
 }
 
 void CudaDevice::download(void* host, const void* device, size_t bytes) {
+  gpu_.flush();
   CUDA_CHECK(cudaStreamSynchronize(stream_));  // the ring is free now, and all results are there
   staging_at_ = 0;
   auto* buffer = static_cast<std::byte*>(static_cast<void*>(staging_));
@@ -208,9 +219,11 @@ void CudaDevice::download(void* host, const void* device, size_t bytes) {
 }
 
 void CudaDevice::fill_zero(void* device, size_t bytes) {
+  gpu_.flush();
   if (bytes > 0) CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream_));
 }
 void CudaDevice::synchronize() {
+  gpu_.flush();
   CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
@@ -256,7 +269,9 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t hidden_q8 = layout.add(static_cast<size_t>(few) * q8_bytes(n_ff));
   const AttentionScratch need = attention_scratch(gpu_, l.n_head, l.n_head_kv, l.head_dim, decode);
   const size_t attention = layout.add(need.partial_bytes), counters = layout.add(need.counter_bytes);
-  const size_t down = layout.add(std::max(down_partial_bytes(gpu_, l.n_embd), ffn_list_bytes(gpu_, l.n_embd)));
+  const DownScratch down_need = down_scratch(l.n_embd);
+  const size_t down = layout.add(std::max(down_need.partial_bytes, ffn_list_bytes(gpu_, l.n_embd)));
+  const size_t down_counters = layout.add(down_need.counter_bytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
@@ -272,6 +287,7 @@ void CudaDevice::reserve(const Limits& l) {
   place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
   place(scratch_.mask, mask), place(scratch_.arrived, arrived);
+  place(scratch_.down_counters, down_counters);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
   limits_ = l;
@@ -294,12 +310,21 @@ void CudaDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
     while (first + n < parts.size() && parts[first + n].w.type == type && !(matvec && n == kMaxParts)) ++n;
     const auto run = parts.subspan(first, n);
     if (matvec) {
-      cuda::matvec(gpu_, run, in, T);
+      const auto norm = take_norm(run, in, T);
+      cuda::matvec(gpu_, run, in, T, norm ? &*norm : nullptr);
     } else {
-      gemm_->multiply(run, in.x, T);
+      gemm().multiply(run, in.x, T);
     }
     first += n;
   }
+}
+
+// The norm that was held back for this product, if its kernel can do it.
+std::optional<InputNorm> CudaDevice::take_norm(std::span<const MatmulPart> parts, Act in, int64_t T) {
+  if (T != 1 || !can_norm(parts[0].w)) return std::nullopt;
+  std::array<OpQueue::Output, kMaxParts> outputs{};
+  for (size_t i = 0; i < parts.size(); ++i) outputs[i] = {parts[i].y, parts[i].w.rows};
+  return gpu_.take_norm(in, parts[0].w.cols, {outputs.data(), parts.size()});
 }
 
 void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
@@ -317,7 +342,9 @@ Act CudaDevice::ffn_hidden(const FfnShard& s, Act in, int64_t T) {
   const bool quantize = s.down && is_quantized(s.down.type) && use_matvec(s.down.type, T);
   const Act hidden{scratch_.gate, quantize ? scratch_.hidden_q8 : nullptr};
   if (T == 1 && ffn_fusable(s)) {
-    ffn_gate_up(gpu_, s, in, hidden);
+    const OpQueue::Output output{hidden.x, s.n()};
+    const auto norm = can_norm(s.gate) ? gpu_.take_norm(in, s.gate.cols, {&output, 1}) : std::nullopt;
+    ffn_gate_up(gpu_, s, in, hidden, norm ? &*norm : nullptr);
     return hidden;
   }
   const MatmulPart parts[] = {{.w = s.gate, .y = scratch_.gate}, {.w = s.up, .y = scratch_.up}};
@@ -336,9 +363,9 @@ void CudaDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, 
     const MatmulPart down{.w = s.down, .bias = y_bias, .y = y, .accumulate = true};
     matmul({&down, 1}, hidden, T);
   } else if (T == 1) {
-    down_rows(gpu_, s.down_t, hidden.x, nullptr, nullptr, y_bias, scratch_.down, y);
+    down_rows(gpu_, s.down_t, hidden.x, nullptr, nullptr, y_bias, scratch_.down, scratch_.down_counters, y);
   } else {
-    gemm_->multiply_transposed(s.down_t, hidden.x, T, y_bias, y);
+    gemm().multiply_transposed(s.down_t, hidden.x, T, y_bias, y);
   }
 }
 
@@ -389,7 +416,8 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
   if (s.n() > s.n_whole()) post_gates(s, sparse, in);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
   ffn_select(gpu_, s, sparse, in, scratch);
-  down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, y);
+  down_rows(gpu_, s.down_t, scratch.value, scratch.ids, scratch.count, y_bias, scratch_.down, scratch_.down_counters,
+            y);
   if (sparse.collect != nullptr) collect(*sparse.collect, y, s.down_t.cols);
 }
 
@@ -429,10 +457,12 @@ void CudaDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in)
 // --- graphs ---
 
 void CudaDevice::begin_capture() {
+  gpu_.flush();
   CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
 }
 
 int CudaDevice::end_capture() {
+  gpu_.flush();
   cudaGraph_t captured = nullptr;
   CUDA_CHECK(cudaStreamEndCapture(stream_, &captured));
   const Graph graph(captured);
@@ -445,6 +475,7 @@ int CudaDevice::end_capture() {
 
 void CudaDevice::launch(int graph) {
   HEARTH_CHECK(graph >= 0 && static_cast<size_t>(graph) < graphs_.size());
+  gpu_.flush();
   CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(graph)], stream_));
 }
 

@@ -1,100 +1,214 @@
 // The transposed down projection: y += sum_i value[i] * row[ids[i]]. Blocks own column tiles and shares of the list;
-// each accumulates in registers, and the shares are added in fixed order. No atomics: the same result run after run.
+// each accumulates in registers, and the block that finishes a tile last adds the shares in fixed order. No atomics on
+// results: the same bits run after run.
 #include "cuda/kernels.cuh"
 #include "cuda/row_dots.cuh"
 
 namespace hearth::cuda {
 namespace {
 
-constexpr int kRowUnroll = 4;
-constexpr int64_t kMaxDownSplits = 64;  // plan.h, down_plan
+constexpr int kTile = 256;     // columns of a tile, where a warp's 16-byte loads are that many
+constexpr int kSegment = 512;  // rows whose values are staged at once
+
+template <DType D>
+constexpr int kTileLanes = kTile / Format<D>::kWeights < kWarp ? kTile / Format<D>::kWeights : kWarp;
+template <DType D>
+constexpr int kTileColumnsOf = kTileLanes<D>* Format<D>::kWeights;
+constexpr int shared_bytes(int threads) {
+  return std::max(threads / kWarp * kTile * static_cast<int>(sizeof(float)),
+                  kSegment * static_cast<int>(sizeof(float) + sizeof(int32_t)));
+}
+
+// Threads of a block, blocks that share a multiprocessor, rows in flight a thread.
+struct DownShape {
+  int threads, blocks, unroll;
+};
+template <DType D>
+constexpr DownShape down_shape = {512, 2, 4};
+template <>
+constexpr DownShape down_shape<DType::q4_0> = {512, 2, 2};  // its 32 sums take the registers
 
 struct DownArgs {
   Matrix w;  // [n][n_embd]
   const float* value;
   const int32_t* ids;
   const int32_t* count;
-  float* partial;  // [gridDim.y][n_embd]
+  const float* bias;
+  float* y;
+  float* partial;      // [splits][tiles][columns of a tile]
+  unsigned* finished;  // [tiles] blocks that have written their share; zero before and after
 };
 
-template <DType D>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, 2) down_kernel(const __grid_constant__ DownArgs a) {
-  constexpr int kWeights = Format<D>::kWeights;
-  extern __shared__ float sums[];  // [kMatvecWarps][kWeights][kWarp]
+// The block's column tile, summed over rows of the list. kLanes threads share a row.
+template <DType D, int kThreads, int kUnroll>
+struct TileSum {
+  static constexpr int kLanes = kTileLanes<D>, kWeights = Format<D>::kWeights;
+  static constexpr int kRowsPerStep = kThreads / kLanes;   // that the block handles at once
+  static constexpr int kKept = kWeights * kLanes / kWarp;  // columns of a lane once the rows of its warp are added
+  static_assert(kSegment % (kRowsPerStep * kUnroll) == 0,
+                "a thread's chunks keep their places from segment to segment");
+
+  const uint4* data;
+  const unsigned short* scales;
+  unsigned n_chunks;  // of a row; those of all rows are counted in 32 bits
+  unsigned chunk;     // of the row, this thread's
+  int slot;           // of the thread's row in a step
+  bool live;
+  Chunk w[kUnroll];
+  ScaledSum<D> sum;
+
+  __device__ __forceinline__ explicit TileSum(const Matrix& m)
+      : data(static_cast<const uint4*>(m.data)), scales(static_cast<const unsigned short*>(m.scales)) {
+    n_chunks = static_cast<unsigned>(m.cols) / kWeights;
+    chunk = blockIdx.x * kLanes + threadIdx.x % kLanes;
+    slot = threadIdx.x / kLanes;
+    live = chunk < n_chunks;
+  }
+  __device__ __forceinline__ void load(int u, unsigned row) {
+    const unsigned at = row * n_chunks + chunk;
+    w[u].q = load_weights(data + at);
+    if constexpr (Format<D>::kQuantized) w[u].d = load_scale(scales + at / (32 / kWeights));
+  }
+  // Requests the first of the n rows that row_of() names.
+  template <typename RowOf>
+  __device__ __forceinline__ void start(int n, RowOf row_of) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int i = slot + u * kRowsPerStep;
+      if (live && i < n) load(u, row_of(i));
+    }
+  }
+  // Adds rows [0, n), and goes on to request rows behind them, up to n_known.
+  template <typename RowOf>
+  __device__ __forceinline__ void run(int n, int n_known, const float* value, RowOf row_of) {
+    if (!live) return;
+    for (int base = slot; base < n; base += kRowsPerStep * kUnroll) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int i = base + u * kRowsPerStep, next = i + kUnroll * kRowsPerStep;
+        if (i >= n) continue;
+        sum.add(w[u], value[i]);
+        if (next < n_known) load(u, row_of(next));
+      }
+    }
+  }
+  // The sum over the block of the column that column() names, in the first kLanes * kWeights threads.
+  __device__ __forceinline__ float total(float* shared) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    sum.finish();
+    // Lanes of different rows: each exchange leaves a lane half of its columns, summed over twice the rows.
+    int n = kWeights;
+#pragma unroll
+    for (int o = kWarp / 2; o >= kLanes; o /= 2) {
+      n /= 2;
+      const bool upper = (lane & o) != 0;
+#pragma unroll
+      for (int k = 0; k < kWeights / 2; ++k) {
+        if (k >= n) break;
+        const float mine = upper ? sum.acc[k + n] : sum.acc[k], other = upper ? sum.acc[k] : sum.acc[k + n];
+        sum.acc[k] = mine + __shfl_xor_sync(kAllLanes, other, o);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) shared[(warp * kKept + k) * kWarp + lane] = sum.acc[k];
+    __syncthreads();
+    float v = 0.0f;
+    if (threadIdx.x < kLanes * kWeights) {
+#pragma unroll
+      for (int s = 0; s < kThreads / kWarp; ++s) v += shared[s * kLanes * kWeights + threadIdx.x];
+    }
+    return v;
+  }
+  // Of the tile: thread j's, after total().
+  static __device__ __forceinline__ int column(int j) {
+    int first = 0, n = kWeights;
+    for (int o = kWarp / 2; o >= kLanes; o /= 2) {
+      n /= 2;
+      if ((j % kWarp & o) != 0) first += n;
+    }
+    return j % kLanes * kWeights + first + j / kWarp;
+  }
+};
+
+// Grid: (tiles, splits).
+template <DType D, int kThreads, int kBlocks, int kUnroll>
+__global__ void __launch_bounds__(kThreads, kBlocks) down_kernel(const __grid_constant__ DownArgs a) {
+  constexpr int kColumns = kTileColumnsOf<D>;
+  static_assert(kColumns <= kThreads);
+  extern __shared__ float shared[];
+  __shared__ bool last_block;
+  float* values = shared;
+  auto* ids = reinterpret_cast<int32_t*>(shared + kSegment);
   grid_trigger();
+  TileSum<D, kThreads, kUnroll> tile(a.w);
+  const auto share = [&](int64_t count, int64_t i) { return count * i / gridDim.y; };
+  const bool all_rows = a.ids == nullptr;  // then they are known before their values are
+  if (all_rows) {
+    const int64_t begin = share(a.w.rows, blockIdx.y);
+    tile.start(static_cast<int>(share(a.w.rows, blockIdx.y + 1) - begin),
+               [&](int i) { return static_cast<unsigned>(begin + i); });
+  }
   grid_wait();
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t n_chunks = a.w.cols / kWeights, chunk = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
-  const int64_t count = a.count != nullptr ? __ldcg(a.count) : a.w.rows;
-  const int64_t begin = count * blockIdx.y / gridDim.y, end = count * (blockIdx.y + 1) / gridDim.y;
-  const auto* data = static_cast<const uint4*>(a.w.data) + chunk;
-  const auto* scales = static_cast<const unsigned short*>(a.w.scales) + chunk * kWeights / 32;
-  float acc[kWeights] = {};
-  for (int64_t i = begin + warp; i < end && chunk < n_chunks; i += kMatvecWarps * kRowUnroll) {
-    Chunk w[kRowUnroll];
-    float v[kRowUnroll];
-#pragma unroll
-    for (int u = 0; u < kRowUnroll; ++u) {
-      const int64_t at = i + u * kMatvecWarps;
-      v[u] = at < end ? __ldcg(a.value + at) : 0.0f;
-      if (at >= end) continue;
-      const int64_t row = a.ids != nullptr ? __ldcg(a.ids + at) : at;
-      w[u] = load_chunk<D>(data + row * n_chunks, scales + row * (n_chunks * kWeights / 32), 0);
+  const int64_t count = all_rows ? a.w.rows : __ldcg(a.count);
+  const int64_t end = share(count, blockIdx.y + 1);
+  for (int64_t begin = share(count, blockIdx.y); begin < end; begin += kSegment) {
+    const int n_known = static_cast<int>(end - begin), n = min(n_known, kSegment);
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += kThreads) {
+      values[i] = __ldcg(a.value + begin + i);
+      if (!all_rows) ids[i] = __ldcg(a.ids + begin + i);
     }
-#pragma unroll
-    for (int u = 0; u < kRowUnroll; ++u) {
-      if (i + u * kMatvecWarps >= end) continue;
-      float values[kWeights];
-      Format<D>::decode(w[u], values);
-#pragma unroll
-      for (int k = 0; k < kWeights; ++k) acc[k] = fmaf(v[u], values[k], acc[k]);
+    __syncthreads();
+    if (all_rows) {
+      tile.run(n, n_known, values, [&](int i) { return static_cast<unsigned>(begin + i); });
+    } else {
+      const auto row_of = [&](int i) { return static_cast<unsigned>(ids[i]); };
+      tile.start(n, row_of);
+      tile.run(n, n, values, row_of);
     }
   }
-#pragma unroll
-  for (int k = 0; k < kWeights; ++k) sums[(warp * kWeights + k) * kWarp + lane] = acc[k];
   __syncthreads();
-  for (int i = threadIdx.x; i < kWarp * kWeights; i += blockDim.x) {
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp * kWeights + i;
-    if (column >= a.w.cols) break;
-    float sum = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kMatvecWarps; ++s) sum += sums[(s * kWeights + i % kWeights) * kWarp + i / kWeights];
-    a.partial[blockIdx.y * a.w.cols + column] = sum;
+  float v = tile.total(shared);
+  const int j = static_cast<int>(threadIdx.x);
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + tile.column(j);
+  const bool writes = j < kColumns && column < a.w.cols;
+  float y = 0.0f;
+  if (writes) y = __ldcg(a.y + column) + (a.bias != nullptr ? a.bias[column] : 0.0f);
+  if (gridDim.y > 1) {
+    float* partial = a.partial + static_cast<int64_t>(blockIdx.x) * kColumns + j;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * kColumns;
+    if (j < kColumns) __stcg(partial + blockIdx.y * stride, v);
+    __threadfence();  // the share is visible before it is counted
+    __syncthreads();
+    if (j == 0) {
+      last_block = atomicAdd(&a.finished[blockIdx.x], 1u) == gridDim.y - 1;
+      if (last_block) a.finished[blockIdx.x] = 0;  // for the next launch
+    }
+    __syncthreads();
+    if (!last_block || !writes) return;
+    __threadfence();
+    v = 0.0f;
+#pragma unroll 16
+    for (int s = 0; s < static_cast<int>(gridDim.y); ++s) v += __ldcg(partial + s * stride);
   }
+  if (writes) a.y[column] = y + v;
 }
 
-constexpr int kCombineGroups = 8;
-
-// y[c] += bias[c] + the partial sums: a block has 32 columns, its warps share the splits.
-__global__ void __launch_bounds__(kCombineGroups* kWarp)
-    combine_kernel(const float* partial, int splits, int64_t n, const float* bias, float* y) {
-  __shared__ float sums[kCombineGroups][kWarp];
-  grid_trigger();
-  grid_wait();
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
-  float sum = 0.0f;
-  if (c < n) {
-#pragma unroll 8
-    for (int s = warp; s < splits; s += kCombineGroups) sum += __ldcg(partial + s * n + c);
-  }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp != 0 || c >= n) return;
-  float total = bias != nullptr ? bias[c] : 0.0f;
-#pragma unroll
-  for (int g = 0; g < kCombineGroups; ++g) total += sums[g][lane];
-  y[c] = __ldcg(y + c) + total;
+constexpr int64_t max_tiles(int64_t n_embd) {
+  return ceil_div(n_embd, kTileColumnsOf<DType::f32>);
 }
 
 }  // namespace
 
-size_t down_partial_bytes(const Gpu&, int64_t n_embd) {
-  return static_cast<size_t>(kMaxDownSplits * n_embd) * sizeof(float);
+DownScratch down_scratch(int64_t n_embd) {
+  return {static_cast<size_t>(kMaxDownSplits * round_up(n_embd, kTile)) * sizeof(float),
+          static_cast<size_t>(max_tiles(n_embd)) * sizeof(unsigned)};
 }
 
 void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const int32_t* ids, const int32_t* count,
-               Vector bias, float* partial, float* y) {
+               Vector bias, float* partial, unsigned* counters, float* y) {
+  HEARTH_CHECK((ids != nullptr) == (count != nullptr));
+  HEARTH_CHECK(down_t.rows * down_t.cols / 4 <= 0xFFFFFFFF, "{} x {}", down_t.rows, down_t.cols);
   with_format(down_t.type, [&]<DType D>() {
     constexpr int kWeights = Format<D>::kWeights;
     if (down_t.cols % kWeights != 0) {
@@ -102,12 +216,12 @@ void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const i
           "a transposed down projection on the GPU needs rows of a multiple of {} elements, found {}; use --device cpu",
           kWeights, down_t.cols);
     }
-    const DownPlan plan = down_plan(down_t.cols, kWarp * kWeights, gpu.multiprocessors);
-    HEARTH_CHECK(plan.splits <= kMaxDownSplits);
-    launch(gpu, down_kernel<D>, dim3(grid_size(plan.tiles), grid_size(plan.splits)), kMatvecWarps * kWarp,
-           sizeof(float) * kMatvecWarps * kWarp * kWeights, DownArgs{down_t, value, ids, count, partial});
-    launch(gpu, combine_kernel, grid_size(ceil_div(down_t.cols, kWarp)), kCombineGroups * kWarp, 0,
-           static_cast<const float*>(partial), static_cast<int>(plan.splits), down_t.cols, bias.data, y);
+    constexpr int kThreads = down_shape<D>.threads, kBlocks = down_shape<D>.blocks;
+    const DownPlan plan = down_plan(down_t.cols, kTileColumnsOf<D>, down_t.rows, 2 * kThreads / kTileLanes<D>,
+                                    kBlocks * gpu.multiprocessors);
+    launch(gpu, down_kernel<D, kThreads, kBlocks, down_shape<D>.unroll>,
+           dim3(grid_size(plan.tiles), grid_size(plan.splits)), kThreads, shared_bytes(kThreads),
+           DownArgs{down_t, value, ids, count, bias.data, y, partial, counters});
   });
 }
 

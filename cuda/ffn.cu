@@ -16,6 +16,7 @@ struct GateUpArgs {
   NeuronArgs neuron;
   Act in;
   Act hidden;
+  InputNorm norm;
 };
 
 template <DType D, bool kGated>
@@ -33,9 +34,10 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const _
   dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
   if constexpr (kGated) dots.set_rows(1, a.up.data, a.up.scales, base, cols);
   dots.start();
+  dots.start_norm(a.norm, shared);
   if (threadIdx.x < kPerBlock) values[threadIdx.x] = 0.0f;
   grid_wait();
-  dots.run(input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
+  dots.run(a.norm, input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
     const int k = base + r;
@@ -76,9 +78,10 @@ bool ffn_fusable(const FfnShard& s) {
   return s.n() >= kPerWarp && (!s.up || s.up.type == s.gate.type) && s.gate.cols % chunk_weights(s.gate.type) == 0;
 }
 
-void ffn_gate_up(const Gpu& gpu, const FfnShard& s, Act in, Act hidden) {
+void ffn_gate_up(const Gpu& gpu, const FfnShard& s, Act in, Act hidden, const InputNorm* norm) {
   HEARTH_CHECK(ffn_fusable(s));
-  const GateUpArgs args{s.gate, s.up, neuron_args(s), in, hidden};
+  GateUpArgs args{s.gate, s.up, neuron_args(s), in, hidden};
+  if (norm != nullptr) args.norm = *norm;
   with_format(s.gate.type, [&]<DType D>() {
     launch(gpu, s.up ? gate_up_kernel<D, true> : gate_up_kernel<D, false>, grid_size(ceil_div(s.n(), kPerBlock)),
            kMatvecWarps * kWarp, stage_bytes<D>(s.gate.cols), args);

@@ -131,6 +131,64 @@ struct Format<DType::q4_0> {
   }
 };
 
+// acc += v * (a chunk's weights), in f32, for one chunk of columns and many rows.
+template <DType D>
+struct ScaledSum {
+  static constexpr int kWeights = Format<D>::kWeights;
+  float acc[kWeights] = {};
+  __device__ __forceinline__ void add(const Chunk& w, float v) {
+    float values[kWeights];
+    Format<D>::decode(w, values);
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) acc[i] = fmaf(v, values[i], acc[i]);
+  }
+  __device__ __forceinline__ void finish() {}
+};
+// Conversions from integers run at a quarter of the rate of other instructions. A byte u below the exponent of 2^23 is
+// the float 2^23 + u.
+template <>
+struct ScaledSum<DType::q8_0> {
+  float acc[16] = {};
+  __device__ __forceinline__ void add(const Chunk& w, float v) {
+    const float s = v * half_bits_to_float(w.d);
+    const unsigned words[4] = {w.q.x, w.q.y, w.q.z, w.q.w};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const unsigned bits =
+          __byte_perm(words[i / 4] ^ 0x80808080u, 0x4B000000u, 0x7440u | static_cast<unsigned>(i % 4));
+      acc[i] = fmaf(s, __uint_as_float(bits) - 8388736.0f, acc[i]);  // 2^23 + 128
+    }
+  }
+  __device__ __forceinline__ void finish() {}
+};
+// A nibble u in bits 19 to 22 under the exponent of 1 is 1 + u / 16, in bits 15 to 18 1 + u / 256: one shift serves two
+// columns. What that adds to each sum depends on the row alone and is taken off at the end. The sums are larger than
+// their result by a factor of about 16 or 256 / 5, so that up to six of f32's 24 bits are lost.
+template <>
+struct ScaledSum<DType::q4_0> {
+  float acc[32] = {};
+  float sum = 0.0f;
+  __device__ __forceinline__ void add(const Chunk& w, float v) {
+    const float s = v * half_bits_to_float(w.d);
+    const unsigned words[4] = {w.q.x, w.q.y, w.q.z, w.q.w};
+    sum += s;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int left = 15 - 8 * (i % 4);
+      const unsigned bits = left > 0 ? words[i / 4] << (left & 31) : words[i / 4] >> (-left & 31);
+      acc[i] = fmaf(s, __uint_as_float((bits & 0x00078000u) | 0x3F800000u), acc[i]);
+      acc[i + 16] = fmaf(s, __uint_as_float((bits & 0x00780000u) | 0x3F800000u), acc[i + 16]);
+    }
+  }
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      acc[i] = fmaf(256.0f, acc[i], -264.0f * sum);
+      acc[i + 16] = fmaf(16.0f, acc[i + 16], -24.0f * sum);
+    }
+  }
+};
+
 // Chunk c of a row; scales is the row's, unused by types without.
 template <DType D>
 __device__ __forceinline__ Chunk load_chunk(const uint4* row, const unsigned short* scales, int64_t c) {
@@ -152,6 +210,45 @@ __device__ __forceinline__ void store_q8_block(float value, std::byte* row, int6
   if (lane == 0) {
     const float d = amax / 127.0f;
     reinterpret_cast<Q8Scale*>(row + q8_quants_bytes(n))[block] = {d, d * static_cast<float>(sum)};
+  }
+}
+
+// kQuads groups of four values of a lane, each part of a block of 32 with those of seven neighbouring lanes: blocks of
+// the 8-bit form. Whole warps call it.
+struct Q8Quad {
+  unsigned word;
+  Q8Scale scale;  // the block's; d_sum only with kSum
+};
+template <int kQuads, bool kSum>
+__device__ __forceinline__ void quantize_quads(const float (&v)[kQuads][4], Q8Quad (&out)[kQuads]) {
+  float amax[kQuads];
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k)
+    amax[k] = fmaxf(fmaxf(fabsf(v[k][0]), fabsf(v[k][1])), fmaxf(fabsf(v[k][2]), fabsf(v[k][3])));
+#pragma unroll
+  for (int o = 1; o < 8; o *= 2) {
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) amax[k] = fmaxf(amax[k], __shfl_xor_sync(kAllLanes, amax[k], o));
+  }
+  int sum[kQuads];
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const float inverse = amax[k] > 0.0f ? 127.0f / amax[k] : 0.0f;
+    unsigned q[4];  // in the low byte: adding 1.5 * 2^23 rounds to the nearest integer, faster than a conversion
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[i] = __float_as_uint(fmaf(v[k][i], inverse, 12582912.0f));
+    out[k].word = __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+    out[k].scale = {amax[k] / 127.0f, 0.0f};
+    sum[k] = kSum ? __dp4a(static_cast<int>(out[k].word), 0x01010101, 0) : 0;
+  }
+  if constexpr (kSum) {
+#pragma unroll
+    for (int o = 1; o < 8; o *= 2) {
+#pragma unroll
+      for (int k = 0; k < kQuads; ++k) sum[k] += __shfl_xor_sync(kAllLanes, sum[k], o);
+    }
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) out[k].scale.d_sum = out[k].scale.d * static_cast<float>(sum[k]);
   }
 }
 

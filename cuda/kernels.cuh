@@ -7,16 +7,20 @@
 
 namespace hearth::cuda {
 
+struct InputNorm;  // staged_input.cuh
+
 // --- matvec.cu: few tokens ---
 constexpr int kMaxParts = 4;
-// parts: 1 to kMaxParts of one type and one number of columns.
-void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T);
+// parts: 1 to kMaxParts of one type and one number of columns. norm: the input is this norm's result, which the kernel
+// makes on the way (one token, and can_norm()).
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm = nullptr);
+bool can_norm(const Matrix& w);
 
 // --- ffn.cu ---
 // Where the product of gate and up goes: f32 and, for quantised down, the 8-bit form.
-// One token, gate and up in one pass. Needs n >= kGatedRows and equal types; ffn_fusable() says whether it applies.
+// One token, gate and up in one pass, where ffn_fusable(). norm: as in matvec().
 bool ffn_fusable(const FfnShard& shard);
-void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, Act in, Act hidden);
+void ffn_gate_up(const Gpu& gpu, const FfnShard& shard, Act in, Act hidden, const InputNorm* norm = nullptr);
 // hidden[t][k] = act(gate[t][k] + bias) * up_act(up[t][k] + bias). `up` may be null; hidden may be gate.
 void ffn_combine(const Gpu& gpu, const FfnShard& shard, const float* gate, const float* up, int64_t T, float* hidden);
 
@@ -34,10 +38,15 @@ void ffn_select(const Gpu& gpu, const FfnShard& shard, const SparseArgs& sparse,
 // The active ones of the predicted neurons, whose gates are in scratch.gate: only what ffn_select() does last.
 void list_active(const Gpu& gpu, const SparseArgs& sparse, const SparseScratch& scratch);
 
-// --- down.cu: y += bias + sum_i value[i] * down_t[ids[i]]; ids null = all rows in order ---
-size_t down_partial_bytes(const Gpu& gpu, int64_t n_embd);
+// --- down.cu: y += bias + sum_i value[i] * down_t[ids[i]], i < count; ids and count null = all rows in order ---
+// Scratch: partial sums, and counters that must be zero at first.
+struct DownScratch {
+  size_t partial_bytes = 0;
+  size_t counter_bytes = 0;
+};
+DownScratch down_scratch(int64_t n_embd);
 void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const int32_t* ids, const int32_t* count,
-               Vector bias, float* partial, float* y);
+               Vector bias, float* partial, unsigned* counters, float* y);
 
 // --- norm.cu ---
 void norm(const Gpu& gpu, const NormArgs& args, const float* x, int64_t T, Act out);

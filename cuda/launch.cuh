@@ -4,7 +4,8 @@
 //
 // Every kernel of this backend calls grid_wait() before it touches anything that an earlier operation wrote, in every
 // thread, and grid_trigger() at its start. What comes before grid_wait() may read weights only: no operation writes
-// those. Since each kernel waits for the one before it to be complete, completion is transitive.
+// those; or guess, and look again afterwards. Since each kernel waits for the one before it to be complete, completion
+// is transitive.
 #include <cuda_runtime.h>
 
 #include <cstdint>

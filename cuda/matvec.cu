@@ -22,6 +22,7 @@ struct MatvecArgs {
   int cols;
   int T;
   Act in;
+  InputNorm norm;
 };
 
 __device__ __forceinline__ int find_part(const MatvecArgs& a, int group) {
@@ -37,26 +38,26 @@ __device__ __forceinline__ float start_value(const Part& m, int64_t t, int row) 
   return v;
 }
 
-template <DType D, int kRows>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, kRows == 1 ? 4 : 3)
-    matvec_kernel(const __grid_constant__ MatvecArgs a) {
+template <DType D, int kRows, int kUnroll, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __grid_constant__ MatvecArgs a) {
   extern __shared__ uint4 shared[];
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int t = static_cast<int>(blockIdx.x) % a.T;
-  const int group = static_cast<int>(blockIdx.x) / a.T * kMatvecWarps + warp;
-  RowDots<D, kRows, kRows == 1 ? 4 : 2> dots;
+  const int group = static_cast<int>(blockIdx.x) / a.T * kWarps + warp;
+  RowDots<D, kRows, kUnroll> dots;
   dots.live = group < a.n_groups;
   const Part& m = a.part[find_part(a, group)];
   const int first = (group - m.first_group) * kRows;
   const int base = dots.live ? min(first, m.rows - kRows) : 0;  // the last group may repeat rows of its neighbour
   dots.set_rows(0, m.data, m.scales, base, a.cols);
   dots.start();
+  dots.start_norm(a.norm, shared);
   grid_wait();
   const int row = base + lane;
   const bool writes = dots.live && lane < kRows && row >= first;
   const float y = writes ? start_value(m, t, row) : 0.0f;
-  dots.run(input_row<D>(a.in, t, a.cols), shared);
+  dots.run(a.norm, input_row<D>(a.in, t, a.cols), shared);
   float sum = dots.sum[0];
 #pragma unroll
   for (int r = 1; r < kRows; ++r) sum = lane == r ? dots.sum[r] : sum;
@@ -109,23 +110,38 @@ MatvecArgs make_args(std::span<const MatmulPart> parts, Act in, int64_t T, int r
 
 }  // namespace
 
-void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T) {
+bool can_norm(const Matrix& w) {
+  bool can = false;
+  with_format(w.type, [&]<DType D>() { can = !Format<D>::kQuantized && w.cols % Format<D>::kWeights == 0; });
+  return can;
+}
+
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm) {
   int64_t rows = 0, fewest = INT64_MAX;
   for (const MatmulPart& p : parts) rows += p.w.rows, fewest = std::min(fewest, p.w.rows);
   const int64_t cols = parts[0].w.cols;
-  const int threads = kMatvecWarps * kWarp;
   with_format(parts[0].w.type, [&]<DType D>() {
     if constexpr (!Format<D>::kQuantized) {
       if (cols % Format<D>::kWeights != 0) {
         const MatvecArgs a = make_args(parts, in, T, 1);
-        return launch(gpu, matvec_unaligned_kernel<D>, grid_size(ceil_div(a.n_groups, kMatvecWarps) * T), threads, 0,
-                      a);
+        return launch(gpu, matvec_unaligned_kernel<D>, grid_size(ceil_div(a.n_groups, kMatvecWarps) * T),
+                      kMatvecWarps * kWarp, 0, a);
       }
     }
-    const int per_warp = fewest >= 4 ? rows_per_warp(rows, gpu.multiprocessors) : 1;
-    const MatvecArgs a = make_args(parts, in, T, per_warp);
-    launch(gpu, per_warp == 4 ? matvec_kernel<D, 4> : matvec_kernel<D, 1>,
-           grid_size(ceil_div(a.n_groups, kMatvecWarps) * T), threads, stage_bytes<D>(cols), a);
+    const auto run = [&]<int kRows, int kUnroll, int kWarps, int kBlocks>() {
+      MatvecArgs a = make_args(parts, in, T, kRows);
+      if (norm != nullptr) a.norm = *norm;
+      launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, grid_size(ceil_div(a.n_groups, kWarps) * T),
+             kWarps * kWarp, stage_bytes<D>(cols), a);
+    };
+    switch (matvec_shape(rows, fewest, gpu.multiprocessors)) {
+      case MatvecShape::few_rows:
+        return run.template operator()<1, 4, 8, 4>();
+      case MatvecShape::row_a_warp:
+        return run.template operator()<1, 4, 16, 2>();
+      case MatvecShape::four_rows_a_warp:
+        return run.template operator()<4, 2, 8, 3>();
+    }
   });
 }
 

@@ -32,24 +32,17 @@ __device__ __forceinline__ Elements<kVec> load(const float* p) {
   return e;
 }
 
-// Four values of a lane, 32 of eight neighbouring lanes, as part of a block of the 8-bit form.
-__device__ __forceinline__ void store_q8_quad(const float (&v)[4], std::byte* row, int n, int quad) {
-  float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+template <int kGroups>
+__device__ __forceinline__ void store_q8_quads(const float (&v)[kGroups][4], std::byte* row, int n) {
+  Q8Quad q[kGroups];
+  quantize_quads<kGroups, true>(v, q);
 #pragma unroll
-  for (int o = 1; o < 8; o *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, o));
-  const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
-  unsigned word = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    word |= (static_cast<unsigned>(max(-127, min(127, __float2int_rn(v[i] * inverse)))) & 0xFFu) << (8 * i);
+  for (int k = 0; k < kGroups; ++k) {
+    const int quad = static_cast<int>(threadIdx.x + k * blockDim.x);
+    if (quad * 4 >= n) continue;
+    reinterpret_cast<unsigned*>(row)[quad] = q[k].word;
+    if (quad % 8 == 0) reinterpret_cast<Q8Scale*>(row + q8_quants_bytes(n))[quad / 8] = q[k].scale;
   }
-  int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
-#pragma unroll
-  for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  if (quad * 4 >= n) return;
-  reinterpret_cast<unsigned*>(row)[quad] = word;
-  const float d = amax / 127.0f;
-  if (quad % 8 == 0) reinterpret_cast<Q8Scale*>(row + q8_quants_bytes(n))[quad / 8] = {d, d * static_cast<float>(sum)};
 }
 
 // Thread i has groups i, i + threads, ... of kVec neighbouring elements.
@@ -86,17 +79,21 @@ __global__ void __launch_bounds__(1024, 1) norm_kernel(const __grid_constant__ N
     sum = block_sum(squares, shared[1]);
   }
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(a.n) + a.eps);
+  float y[kGroups][kVec];
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     float* out = a.out + row * a.n + at(k);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) x[k].v[i] = (x[k].v[i] - mean) * scale * weight[k].v[i] + bias[k].v[i];
+    for (int i = 0; i < kVec; ++i) y[k][i] = (x[k].v[i] - mean) * scale * weight[k].v[i] + bias[k].v[i];
+    if (at(k) >= a.n) continue;
     if constexpr (kVec == 4) {
-      if (at(k) < a.n) *reinterpret_cast<float4*>(out) = make_float4(x[k].v[0], x[k].v[1], x[k].v[2], x[k].v[3]);
-      if (a.q8 != nullptr) store_q8_quad(x[k].v, a.q8 + row * a.q8_stride, a.n, at(k) / 4);
+      *reinterpret_cast<float4*>(out) = make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
     } else {
-      if (at(k) < a.n) *out = x[k].v[0];
+      *out = y[k][0];
     }
+  }
+  if constexpr (kVec == 4) {
+    if (a.q8 != nullptr) store_q8_quads<kGroups>(y, a.q8 + row * a.q8_stride, a.n);
   }
 }
 

@@ -34,19 +34,30 @@ constexpr int64_t attention_grid_splits(int64_t max_kv, int64_t max_splits) {
 }
 
 // --- transposed down projection: columns in tiles, rows split over blocks ---
+constexpr int64_t kMaxDownSplits = 64;
 struct DownPlan {
   int64_t tiles = 1;   // blocks across the columns
-  int64_t splits = 1;  // blocks across the neurons; each writes one partial sum of n_embd
+  int64_t splits = 1;  // blocks across the neurons; each writes one partial sum of its columns
 };
-constexpr DownPlan down_plan(int64_t n_embd, int64_t columns_per_tile, int64_t multiprocessors) {
+// resident_blocks: that run at the same time. A split has at least min_rows neurons.
+constexpr DownPlan down_plan(int64_t n_embd, int64_t columns_per_tile, int64_t n_ff, int64_t min_rows,
+                             int64_t resident_blocks) {
   const int64_t tiles = ceil_div(n_embd, columns_per_tile);
-  return {tiles, std::clamp<int64_t>(multiprocessors * 4 / tiles, 1, 64)};
+  const int64_t most = std::min(kMaxDownSplits, ceil_div(n_ff, min_rows));
+  return {tiles, std::clamp<int64_t>(resident_blocks / tiles, 1, std::max<int64_t>(most, 1))};
 }
 
 // --- matvec ---
-// Rows that one warp computes at once: four share every load of the input, unless that leaves multiprocessors idle.
-constexpr int rows_per_warp(int64_t rows, int64_t multiprocessors) {
-  return rows >= multiprocessors * 64 ? 4 : 1;
+// Every block stages the whole input, so blocks should have many rows; but every multiprocessor should have a block.
+enum class MatvecShape {
+  few_rows,         // blocks of 8 rows
+  row_a_warp,       // blocks of 16
+  four_rows_a_warp  // blocks of 32; four rows share every load of the input
+};
+// fewest: rows of the smallest of the matrices that have `rows` together.
+constexpr MatvecShape matvec_shape(int64_t rows, int64_t fewest, int64_t multiprocessors) {
+  if (rows >= multiprocessors * 64 && fewest >= 4) return MatvecShape::four_rows_a_warp;
+  return rows >= multiprocessors * 16 ? MatvecShape::row_a_warp : MatvecShape::few_rows;
 }
 
 // --- quantised weights in a batch: rows that are dequantised at once ---

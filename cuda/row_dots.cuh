@@ -6,63 +6,11 @@
 // before grid_wait(), while the kernel that produces the input still runs.
 #include "cuda/format.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 
 constexpr int kMatvecWarps = 8;
-constexpr int kTileColumns = 8192;  // of the input, staged in shared memory at once
-
-// Bytes of shared memory that stages the input of rows of `cols` columns.
-template <DType D>
-constexpr size_t stage_bytes(int64_t cols) {
-  const int64_t columns = cols < kTileColumns ? cols : kTileColumns;
-  return static_cast<size_t>(Format<D>::kQuantized ? columns + columns / 32 * static_cast<int64_t>(sizeof(Q8Scale))
-                                                   : columns * static_cast<int64_t>(sizeof(float)));
-}
-
-// One input row as the format reads it.
-struct InputRow {
-  const uint4* units;     // f32 values, or 8-bit quants
-  const Q8Scale* scales;  // quantised formats
-};
-template <DType D>
-__device__ __forceinline__ InputRow input_row(Act in, int64_t t, int64_t cols) {
-  if constexpr (Format<D>::kQuantized) {
-    const std::byte* row = static_cast<const std::byte*>(in.q8) + t * q8_row_bytes(cols);
-    return {reinterpret_cast<const uint4*>(row), reinterpret_cast<const Q8Scale*>(row + q8_quants_bytes(cols))};
-  } else {
-    return {reinterpret_cast<const uint4*>(in.x + t * cols), nullptr};
-  }
-}
-
-// The part of an input row that is in shared memory: chunks [0, n) of the tile, planes `plane` units apart.
-template <DType D>
-struct StagedInput {
-  using F = Format<D>;
-  uint4* units;
-  Q8Scale* scales;
-  int plane;
-
-  __device__ StagedInput(uint4* shared, int n_chunks) {
-    constexpr int kTileChunks = kTileColumns / F::kWeights;
-    plane = min(n_chunks, kTileChunks);
-    units = shared;
-    scales = reinterpret_cast<Q8Scale*>(shared + plane * F::kUnits);
-  }
-  // Called by the whole block, between barriers.
-  __device__ __forceinline__ void fill(const InputRow& in, int first_chunk, int n_chunks) {
-    const uint4* from = in.units + static_cast<int64_t>(first_chunk) * F::kUnits;
-    for (int i = threadIdx.x; i < n_chunks * F::kUnits; i += blockDim.x) {
-      units[i % F::kUnits * plane + i / F::kUnits] = __ldcg(from + i);
-    }
-    if constexpr (F::kQuantized) {
-      const auto* from_scales = reinterpret_cast<const float2*>(in.scales + first_chunk * F::kWeights / 32);
-      for (int i = threadIdx.x; i < n_chunks * F::kWeights / 32; i += blockDim.x) {
-        reinterpret_cast<float2*>(scales)[i] = __ldcg(from_scales + i);
-      }
-    }
-  }
-};
 
 // The input of one chunk, in registers.
 template <DType D>
@@ -143,6 +91,26 @@ struct RowDots {
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]);
+  }
+  // The same where the input is the result of a norm to be done here, unless norm.x is null.
+  __device__ __forceinline__ void start_norm(const InputNorm& norm, uint4* shared) const {
+    if constexpr (!F::kQuantized) {
+      if (norm.x != nullptr) NormedInput<D>(norm, shared).start();
+    }
+  }
+  __device__ __forceinline__ void run(const InputNorm& norm, const InputRow& in, uint4* shared) {
+    if constexpr (F::kQuantized) {
+      run(in, shared);
+    } else {
+      if (norm.x == nullptr) return run(in, shared);
+      const NormedInput<D> normed(norm, shared);
+      const float scale = normed.fill();
+      normed.store_result(scale);
+      const int lane = threadIdx.x % kWarp;
+      for (int batch = 0; live && batch < n_chunks; batch += kWarp * kUnroll) consume(normed.staged, 0, batch + lane);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]) * scale;
+    }
   }
 
  private:

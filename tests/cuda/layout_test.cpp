@@ -27,15 +27,26 @@ TEST(AttentionPlan, PiecesCoverTheContextOnceWithinTheGrid) {
   }
 }
 
-TEST(DownPlan, TilesCoverTheColumns) {
-  for (const int64_t columns : {128, 256, 512, 1024}) {
+TEST(DownPlan, TilesCoverTheColumnsAndSplitsHaveEnoughRows) {
+  for (const int64_t columns : {128, 256}) {
     for (const int64_t n_embd : {32, 512, 4096, 5120, 8192}) {
-      const DownPlan p = down_plan(n_embd, columns, 132);
-      EXPECT_GE(p.tiles * columns, n_embd);
-      EXPECT_LT((p.tiles - 1) * columns, n_embd);
-      EXPECT_TRUE(p.splits >= 1 && p.splits <= 64);
+      for (const int64_t n_ff : {1, 63, 2048, 11008}) {
+        const DownPlan p = down_plan(n_embd, columns, n_ff, 32, 264);
+        EXPECT_GE(p.tiles * columns, n_embd);
+        EXPECT_LT((p.tiles - 1) * columns, n_embd);
+        EXPECT_TRUE(p.splits >= 1 && p.splits <= kMaxDownSplits);
+        EXPECT_TRUE(p.splits == 1 || p.tiles * p.splits <= 264) << "all blocks run at once";
+        EXPECT_TRUE(p.splits == 1 || n_ff > 32 * (p.splits - 1)) << "every split has work";
+      }
     }
   }
+}
+
+TEST(MatvecShape, FillsTheGpu) {
+  EXPECT_EQ(matvec_shape(512, 512, 132), MatvecShape::few_rows);
+  EXPECT_EQ(matvec_shape(4096, 4096, 132), MatvecShape::row_a_warp);
+  EXPECT_EQ(matvec_shape(12288, 4096, 132), MatvecShape::four_rows_a_warp);
+  EXPECT_EQ(matvec_shape(32000, 3, 132), MatvecShape::row_a_warp) << "a matrix of three rows has no four for a warp";
 }
 
 TEST(SlabRows, FitTheScratchInWholeTiles) {

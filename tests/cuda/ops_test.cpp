@@ -63,6 +63,97 @@ TEST_F(GpuOpsTest, NormInPlace) {
   EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 32 * kEps);
 }
 
+// One token: a norm may be done by the product that reads it. Its result is there all the same.
+TEST_F(GpuOpsTest, NormBeforeAProduct) {
+  std::mt19937 rng(8);
+  for (const DType type : kAllTypes) {
+    for (const int64_t n : {32, 416, 4096, 8192, 9216}) {
+      SCOPED_TRACE(fmt::format("{} n {}", traits(type).name, n));
+      const auto size = static_cast<size_t>(n);
+      const Twin<float> x(*ref_, *gpu_, random_normal(rng, size, 3.0f)), weight(*ref_, *gpu_, random_normal(rng, size));
+      const TwinMatrix a(*ref_, *gpu_, rng, type, 70, n), b(*ref_, *gpu_, rng, DType::f16, 3, n);
+      Twin<float> normed(*ref_, *gpu_, std::vector<float>(size, kNan)), ya(*ref_, *gpu_, random_normal(rng, 70)),
+          yb(*ref_, *gpu_, std::vector<float>(3, kNan));
+      Twin<std::byte> ref_q8(*ref_, *gpu_, std::vector<std::byte>(ref_->q8_bytes(n))),
+          gpu_q8(*ref_, *gpu_, std::vector<std::byte>(gpu_->q8_bytes(n)));
+      run_twins<float>(*ref_, *gpu_, {&normed, &ya, &yb}, [&](int s, Device& d) {
+        const Act in{normed.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)};
+        const MatmulPart parts[] = {{.w = a.on(s), .y = ya.on(s), .accumulate = true}, {.w = b.on(s), .y = yb.on(s)}};
+        d.norm({NormKind::rms, {weight.on(s), n}, {}, 1e-5f, n}, x.on(s), 1, in);
+        d.matmul(parts, in, 1);
+      });
+      EXPECT_LE(relative_error(normed.read(kGpu), normed.read(kRef)), 64 * kEps);
+      EXPECT_LE(relative_error(ya.read(kGpu), ya.read(kRef)), is_quantized(type) ? 2e-3 : 2e-6);
+      EXPECT_LE(relative_error(yb.read(kGpu), yb.read(kRef)), 2e-6);
+      // The 8-bit form is there too: a quantised product reads it once more.
+      const TwinMatrix q(*ref_, *gpu_, rng, DType::q8_0, 40, n);
+      Twin<float> yq(*ref_, *gpu_, std::vector<float>(40, kNan));
+      run_twins<float>(*ref_, *gpu_, {&yq}, [&](int s, Device& d) {
+        const MatmulPart part{.w = q.on(s), .y = yq.on(s)};
+        d.matmul({&part, 1}, {normed.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)}, 1);
+      });
+      EXPECT_LE(relative_error(yq.read(kGpu), yq.read(kRef)), 2e-3);
+    }
+  }
+}
+
+// What reads or overwrites the norm's operands in between gets them as if the norm had been done at once.
+TEST_F(GpuOpsTest, NormIsDoneBeforeWhatFollows) {
+  std::mt19937 rng(9);
+  const int64_t n = 512;
+  const Twin<float> weight(*ref_, *gpu_, random_normal(rng, 512)), other(*ref_, *gpu_, random_normal(rng, 512));
+  const TwinMatrix w(*ref_, *gpu_, rng, DType::f16, n, n, 0.1f);
+  Twin<float> x(*ref_, *gpu_, random_normal(rng, 512)), normed(*ref_, *gpu_, std::vector<float>(512, kNan)),
+      twice(*ref_, *gpu_, std::vector<float>(512, kNan));
+  const auto norm = [&](int s, Device& d, const float* from, float* to) {
+    d.norm({NormKind::rms, {weight.on(s), n}, {}, 1e-5f, n}, from, 1, {to, nullptr});
+  };
+  const auto expect_same = [&] {
+    EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 2e-6);
+    EXPECT_LE(relative_error(normed.read(kGpu), normed.read(kRef)), 2e-6);
+    EXPECT_LE(relative_error(twice.read(kGpu), twice.read(kRef)), 2e-6);
+  };
+  const auto reset = [&] { x.reset(), normed.reset(), twice.reset(); };
+  twice.reset(), reset();
+  run_twins<float>(*ref_, *gpu_, {&x, &normed}, [&](int s, Device& d) {  // the product changes the norm's own input
+    norm(s, d, x.on(s), normed.on(s));
+    const MatmulPart part{.w = w.on(s), .y = x.on(s), .accumulate = true};
+    d.matmul({&part, 1}, {normed.on(s), nullptr}, 1);
+  });
+  EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 2e-6);
+  reset();
+  run_twins<float>(*ref_, *gpu_, {&x, &normed, &twice}, [&](int s, Device& d) {  // a norm of a norm
+    norm(s, d, x.on(s), normed.on(s));
+    norm(s, d, normed.on(s), twice.on(s));
+  });
+  expect_same();
+  reset();
+  run_twins<float>(*ref_, *gpu_, {&x, &normed, &twice}, [&](int s, Device& d) {  // its input is replaced
+    norm(s, d, x.on(s), normed.on(s));
+    d.upload(x.on(s), other.initial().data(), x.bytes());
+    norm(s, d, normed.on(s), twice.on(s));
+    d.fill_zero(normed.on(s), 4);
+  });
+  expect_same();
+}
+
+// More neurons than a block of the transposed down projection stages at once.
+TEST_F(GpuOpsTest, TransposedDownOfManyNeurons) {
+  std::mt19937 rng(10);
+  const int64_t n = 9216, n_embd = 4096;
+  const TwinMatrix gate(*ref_, *gpu_, rng, DType::f16, n, n_embd, 0.02f),
+      down(*ref_, *gpu_, rng, DType::f32, n, n_embd);
+  const Twin<float> in(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+  Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+  run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+    FfnShard f;
+    f.gate = gate.on(s), f.down_t = down.on(s);
+    f.act = Activation::relu;
+    d.ffn_dense(f, {in.on(s), nullptr}, 1, {}, y.on(s));
+  });
+  EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 2e-6);
+}
+
 struct RopeCase {
   RopeKind kind;
   int64_t n_head, n_head_kv, head_dim, n_rot, T, first_pos;
