@@ -298,7 +298,8 @@ double time_decode_loop(SyntheticModel& m, int64_t first_pos, int n) {
 void bench_decode(const Shape& shape, DType type, bool transposed_down) {
   SyntheticModel m(shape, type, 512, 1, transposed_down);
   m.set_tokens(64, 1);
-  print_token(m, transposed_down ? "graph, transposed down" : "graph, 65 in context", 65, time_graph(*m.device, [&] { m.forward(1, 256); }));
+  print_token(m, transposed_down ? "graph, transposed down" : "graph, 65 in context", 65,
+              time_graph(*m.device, [&] { m.forward(1, 256); }));
   print_token(m, "loop, 1 + 128 tokens", 65, time_decode_loop(m, 1, 128));
   print_operations(m, 256, 65);
 }
