@@ -382,6 +382,9 @@ void register_compare(CLI::App& top) {
 void register_predictor(CLI::App& app) {
   CLI::App* top = app.add_subcommand("predictor", "Make and measure predictors of which neurons fire");
   top->require_subcommand(1);
+  top->footer(
+      "`hearth predictor fit --help` and so on explain each.\n"
+      "Example: hearth predictor fit -m model.gguf -f books.txt");
   register_fit(*top);
   register_eval(*top);
   register_compare(*top);
