@@ -75,6 +75,7 @@ std::unique_ptr<CLI::App> make_app() {
   register_plan(*app);
   register_predictor(*app);
   register_tune(*app);
+  register_report(*app);
   register_doctor(*app);
   // After the subcommands, which would inherit it.
   app->footer(

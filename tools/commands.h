@@ -18,5 +18,6 @@ void register_profile(CLI::App& app);
 void register_plan(CLI::App& app);
 void register_predictor(CLI::App& app);
 void register_tune(CLI::App& app);
+void register_report(CLI::App& app);
 
 }  // namespace hearth::tools

@@ -1,12 +1,15 @@
 // `hearth run`: prints the prompt and what the model says next.
 #include <charconv>
+#include <cmath>
 #include <memory>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "model/sidecar.h"
 #include "text/chat.h"
 #include "text/stream_decoder.h"
 #include "tools/commands.h"
+#include "tools/compare_dense.h"
 #include "tools/generate.h"
 #include "tools/interrupt.h"
 #include "tools/output.h"
@@ -24,6 +27,7 @@ struct RunOptions {
   bool chat = false;
   std::string chat_template;
   std::string system_prompt;
+  std::optional<int64_t> compare_dense;  // this many generated tokens
   bool json = false;
 };
 
@@ -55,18 +59,52 @@ std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::
   return ids;
 }
 
-void print_json(Session& session, const std::vector<int32_t>& prompt_ids, const Generated& g) {
+// The last line on how much was left out. What a profile says is zero anyway is told beside it.
+void print_skipped(Session& session, const RunOptions& o) {
+  engine::Engine& engine = session.engine();
+  const double density = engine.density().density(engine.config().n_ff);
+  if (std::isnan(density) || !session.approximate()) return;
+  std::string line = fmt::format("{:.2f} % of the neurons, by a threshold", 100 * (1 - density));
+  const auto sidecar = model::Sidecar::find(session.model().file(), session.model().config(), o.model.sidecar);
+  if (sidecar && sidecar->has_statistics() && sidecar->statistics.threshold == 0) {
+    double active = 0;
+    const size_t n_layer = sidecar->statistics.layers.size();
+    for (size_t l = 0; l < n_layer; ++l) active += sidecar->statistics.density(l) / static_cast<double>(n_layer);
+    line += fmt::format("; without one {:.2f} %, by the profile", 100 * (1 - active));
+  }
+  log::info("{:>16} = {}", "skipped", line);
+}
+
+// Nothing to say, null, for a run that was dense or too short.
+std::optional<offline::Comparison> compare(Session& session, const RunOptions& o, std::span<const int32_t> prompt,
+                                           const Generated& g) {
+  if (!o.compare_dense || g.ending == Ending::interrupted) return std::nullopt;
+  if (session.engine().sparsity() == engine::Sparsity::off) {
+    log::info("--compare-dense: every neuron was computed, so there is nothing to compare");
+    return std::nullopt;
+  }
+  const offline::Comparison c = compare_with_dense(session.engine(), prompt, g.ids, *o.compare_dense, o.model.n_batch);
+  if (c.n() == 0) {
+    log::info("--compare-dense: fewer than two tokens were generated, so there is nothing to compare");
+    return std::nullopt;
+  }
+  log::info("{:>16} = KL {:.5f} ± {:.5f} nats, the same token likeliest in {:.1f} %, over {} tokens", "against dense",
+            c.kl.mean(), c.n() > 1 ? c.kl.standard_error() : 0.0, 100 * c.agreement.mean(), c.n());
+  return c;
+}
+
+nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_ids, const Generated& g) {
   const engine::Engine& engine = session.engine();
-  write_json({{"prompt_ids", prompt_ids},
-              {"ids", g.ids},
-              {"text", g.text},
-              {"ending", to_string(g.ending)},
-              {"seed", g.seed},
-              {"timings", to_json(g.timings)},
-              {"sparsity", engine::to_string(engine.sparsity())},
-              {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
-              {"division", division_json(session)},
-              {"memory", memory_json(session)}});
+  return {{"prompt_ids", prompt_ids},
+          {"ids", g.ids},
+          {"text", g.text},
+          {"ending", to_string(g.ending)},
+          {"seed", g.seed},
+          {"timings", to_json(g.timings)},
+          {"sparsity", engine::to_string(engine.sparsity())},
+          {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
+          {"division", division_json(session)},
+          {"memory", memory_json(session)}};
 }
 
 void run(const RunOptions& o) {
@@ -91,12 +129,13 @@ void run(const RunOptions& o) {
   };
   const Generated g = generate(session, ids, options, emit, [&] { return interrupt.requested(); });
 
+  nlohmann::json json;
   if (o.json) {
-    print_json(session, ids, g);
+    json = result_json(session, ids, g);
   } else {
     write_out("\n");
+    flush_out();
   }
-  flush_out();
   if (g.ending == Ending::context_full) {
     log::info("\nstopped: the context of {} tokens is full; -c gives a longer one", session.engine().n_ctx());
   }
@@ -104,8 +143,15 @@ void run(const RunOptions& o) {
   print_timings(g.timings);
   print_density(session);
   print_division(session, g.timings);
+  print_skipped(session, o);
+  const auto comparison = compare(session, o, ids, g);  // after the density, which it would add to
   print_memory(session);
   print_peak_memory();
+  if (o.json) {
+    json["against_dense"] = comparison ? offline::summary_json(*comparison) : nlohmann::json(nullptr);
+    write_json(json);
+    flush_out();
+  }
   if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);
 }
 
@@ -158,6 +204,12 @@ void register_run(CLI::App& app) {
       ->group("Ending");
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "Never draw an end-of-text token")->group("Ending");
   add_sampling_options(*sub, *o);
+  sub->add_option("--compare-dense", o->compare_dense,
+                  "Afterwards compute up to N of the generated tokens again with every neuron, and print how far the "
+                  "run was from that")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->group("General");
   sub->add_flag("--json", o->json, "Print one JSON object at the end instead of the text as it comes")
       ->group("General");
   add_model_options(*sub, o->model);

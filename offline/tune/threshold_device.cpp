@@ -46,7 +46,7 @@ ThresholdDevice::ThresholdDevice(Device& inner, ThreadTeam& team, const model::M
     if (!l.ffn.down_t && is_quantized(l.ffn.down.type)) {
       fail(
           "'{}' stores its down projections quantised and not transposed, so that no neuron can be left out; make it "
-          "again with `hearth quantize`",
+          "again with `hearth quantize --transposed-down`",
           model.file().path().string());
     }
   }

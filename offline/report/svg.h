@@ -1,0 +1,37 @@
+#pragma once
+// Small charts as SVG text, coloured by the page's style sheet (page_style()), so that light and dark are one file.
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hearth::offline {
+
+std::string escape_html(const std::string& text);
+
+struct Series {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // by rising x
+  int mark = -1;                                  // index of a point to be marked
+  std::string mark_name;
+};
+struct Axis {
+  std::string name;
+  double from = 0, to = 0;  // from == to: what the series span, 0 included
+};
+std::string line_chart(const Axis& x, const Axis& y, const std::vector<Series>& series);
+
+// One row of cells per layer; value in [0, 1] is the strength of the colour.
+std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name);
+
+// Horizontal stacked bars; each part's share of the longest bar.
+struct Bar {
+  std::string name;
+  std::vector<double> parts;
+  std::string value;  // printed behind it
+};
+std::string stacked_bars(const std::vector<std::string>& part_names, const std::vector<Bar>& bars);
+
+// The <style> element of a page with these charts: light and dark by prefers-color-scheme, narrow screens too.
+std::string page_style();
+
+}  // namespace hearth::offline
