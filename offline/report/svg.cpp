@@ -8,7 +8,7 @@
 namespace hearth::offline {
 namespace {
 
-constexpr double kWidth = 640, kHeight = 320, kLeft = 62, kRight = 14, kTop = 12, kBottom = 44;
+constexpr double kWidth = 640, kHeight = 320, kLeft = 62, kRight = 22, kTop = 12, kBottom = 44;
 constexpr size_t kColours = 6;
 
 // A step of 1, 2 or 5 times a power of ten that makes about five ticks.
