@@ -1,0 +1,118 @@
+// `hearth tune`, `hearth report`, and running with what they found.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "program.h"
+#include "support/random.h"
+#include "support/tiny_model.h"
+
+namespace hearth::test {
+namespace {
+
+using nlohmann::json;
+
+class TuneProgram : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    files_ = new TempDir;
+    for (const char* activation : {"relu", "silu"}) write_tiny_model(file(activation), {.activation = activation});
+    std::ofstream fit(file("fit.txt")), validation(file("validation.txt"));
+    std::mt19937 rng(1);
+    for (int i = 0; i < 300; ++i) fit << static_cast<char>(random_int(rng, 'a', 'z'));
+    for (int i = 0; i < 200; ++i) validation << static_cast<char>(random_int(rng, 'a', 'z'));
+  }
+  static void TearDownTestSuite() { delete files_; }
+  static std::string file(const std::string& name) { return (*files_ / name).string(); }
+  static Outcome run(std::vector<std::string> args) {
+    args.insert(args.end(), {"--device", "cpu"});
+    return hearth(args);
+  }
+  static json tune(const std::string& model, std::vector<std::string> more) {
+    std::vector<std::string> args = {"tune",
+                                     "-m",
+                                     file(model),
+                                     "-f",
+                                     file("fit.txt"),
+                                     "--validation",
+                                     file("validation.txt"),
+                                     "--tokens",
+                                     "0",
+                                     "--validation-tokens",
+                                     "0",
+                                     "--window",
+                                     "32",
+                                     "--no-measure",
+                                     "--json",
+                                     "--sidecar",
+                                     file(model + ".sidecar")};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome o = run(args);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return json::parse(o.out);
+  }
+  // Of the validation text, as `hearth perplexity` finds it.
+  static double perplexity(const std::string& model, const std::string& threshold) {
+    const Outcome o =
+        run({"perplexity", "-m", file(model), "-f", file("validation.txt"), "--window", "32", "--json",
+             "--sparse-threshold", threshold, "--sparsity", "exact", "--sidecar", file(model + ".sidecar")});
+    EXPECT_EQ(o.status, 0) << o.err;
+    return json::parse(o.out)["perplexity"];
+  }
+
+ private:
+  static inline TempDir* files_ = nullptr;
+};
+
+TEST_F(TuneProgram, CurvesAgreeWithPerplexityMeasuredSeparately) {
+  for (const char* model : {"relu", "silu"}) {
+    const json j = tune(model, {"--max-kl", "0.01"});
+    // f32 weights: only the rounding of the f16 cache differs, and neurons that it moves across a threshold.
+    const auto expect_same = [](double got, const json& point) {
+      EXPECT_NEAR(got, point["validation"]["perplexity"].get<double>(), 2e-3 * got);
+    };
+    for (const size_t i : {1, 4, 7}) {
+      const json& point = j["global"][i];
+      expect_same(perplexity(model, fmt::format("{:.3g}", point["threshold"].get<float>())), point);
+    }
+    EXPECT_LE(j["chosen"]["validation"]["kl"].get<double>(), 0.01);
+    EXPECT_GT(j["chosen"]["thresholds"][0].get<double>() + j["chosen"]["thresholds"][1].get<double>(), 0);
+    expect_same(perplexity(model, "sidecar"), j["chosen"]);
+  }
+}
+
+TEST_F(TuneProgram, RunUsesTheThresholdsOnlyWhenAskedAndSaysWhatTheyDo) {
+  tune("relu", {"--density", "0.2"});
+  const auto generate = [](std::vector<std::string> more) {
+    std::vector<std::string> args = {
+        "run",    "-m", file("relu"),   "--sidecar", file("relu.sidecar"), "-p", "the", "-n", "20",
+        "--temp", "0",  "--ignore-eos", "--json",    "--compare-dense",    "100"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome o = run(args);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return std::pair(json::parse(o.out), o.err);
+  };
+  const auto [exact, exact_err] = generate({});
+  EXPECT_EQ(exact["against_dense"]["tokens"], 19);
+  EXPECT_LT(exact["against_dense"]["kl"].get<double>(), 1e-5);
+  EXPECT_EQ(exact_err.find("skipped"), std::string::npos);
+  const auto [approximate, err] = generate({"--sparse-threshold", "sidecar"});
+  EXPECT_GT(approximate["against_dense"]["kl"].get<double>(), 1e-4);
+  EXPECT_LT(approximate["density"].get<double>(), exact["density"].get<double>());
+  EXPECT_NE(err.find("skipped"), std::string::npos);
+}
+
+TEST_F(TuneProgram, WhatIsMissingIsSaid) {
+  EXPECT_TRUE(fails_with(
+      run({"run", "-m", file("silu"), "--sidecar", file("none"), "-p", "the", "--sparse-threshold", "sidecar", "-q"}),
+      "none"));
+  EXPECT_TRUE(fails_with(hearth({"report", "-m", file("silu"), "-o", file("r.html"), "-q"}), "hearth profile"));
+  EXPECT_TRUE(fails_with(run({"tune", "-m", file("silu"), "-f", file("fit.txt"), "--max-ppl-increase", "much", "-q"}),
+                         "--max-ppl-increase"));
+  EXPECT_TRUE(fails_with(run({"run", "-m", file("relu"), "-p", "the", "--sparse-threshold", "lots", "-q"}),
+                         "--sparse-threshold"));
+}
+
+}  // namespace
+}  // namespace hearth::test
