@@ -13,6 +13,7 @@
 #include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/op_queue.cuh"
+#include "cuda/staging.cuh"
 #include "cuda/sparse.cuh"
 
 namespace hearth::cuda {
@@ -84,6 +85,20 @@ class CudaDevice final : public Device {
   }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { own(mailbox).post(gpu_, x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { own(mailbox).collect(gpu_, x, n); }
+  void pin(void* host, size_t bytes) override {
+    CUDA_CHECK(cudaHostRegister(host, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+  }
+  void unpin(void* host) override { cudaHostUnregister(host); }
+  void open_staging(int n_slots, size_t bytes) override {
+    HEARTH_CHECK(!staging_slots_, "open_staging() is called once");
+    staging_memory_ = allocate(static_cast<size_t>(n_slots) * bytes, Purpose::scratch);
+    staging_slots_.emplace(gpu_, staging_memory_.as<void>(), n_slots, bytes);
+  }
+  size_t staged_bytes(const FfnShard& host) const override { return Staging::bytes(host); }
+  FfnShard stage(int slot, const FfnShard& host) override { return staging_slots_->stage(slot, host); }
+  void acquire(int slot) override { staging_slots_->acquire(slot); }
+  void release(int slot) override { staging_slots_->release(slot); }
+
   void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_->index)); }
 
   bool supports_graphs() const override { return true; }
@@ -129,6 +144,9 @@ class CudaDevice final : public Device {
   size_t staging_at_ = 0;
   std::vector<GraphExec> graphs_;
 
+  DeviceBuffer staging_memory_;
+  std::optional<Staging> staging_slots_;
+
   Limits limits_;
   DeviceBuffer storage_;
   struct {
@@ -169,6 +187,8 @@ CudaDevice::CudaDevice(int gpu) {
 CudaDevice::~CudaDevice() {
   cudaSetDevice(gpu_->index);
   cudaStreamSynchronize(stream_);
+  staging_slots_.reset();
+  staging_memory_ = {};
   storage_ = {};
 }
 

@@ -98,19 +98,23 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
     at.x += __popc(first), at.y += __popc(words[w] & ~first);
   }
   __syncthreads();
-  // A warp takes a word, a lane a bit.
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t lower = (1u << lane) - 1u;
+  // A thread takes eight neurons at a time: to(k) is where neuron k goes in its list.
   int32_t* const rest_ids = a.posts() ? a.post.ids : a.rest.ids;
+  const auto each_named = [&](int first_word, int end_word, bool of_first, auto&& store) {
+    for (int u = first_word * 4 + static_cast<int>(threadIdx.x); u < end_word * 4; u += kThreads) {
+      const int w = u / 4, shift = u % 4 * 8;
+      const uint32_t bits = of_first ? first_bits(w) : words[w] & ~first_bits(w);
+      int to = (!of_first && w == boundary ? 0 : before[w]) + __popc(bits & ((1u << shift) - 1u));
+      for (uint32_t byte = bits >> shift & 255u; byte != 0; byte &= byte - 1, ++to) {
+        store(to, w * 32 + shift + __ffs(static_cast<int>(byte)) - 1);
+      }
+    }
+  };
   if (rest_ids != nullptr) {
-#pragma unroll 4
-    for (int w = boundary + warp; w < n_words; w += kThreads / kWarp) {
-      const uint32_t bits = words[w] & ~first_bits(w);
-      if ((bits >> lane & 1u) == 0) continue;
-      const int to = (w == boundary ? 0 : before[w]) + __popc(bits & lower), k = w * 32 + lane;
+    each_named(boundary, n_words, false, [&](int to, int k) {
       rest_ids[to] = k - a.n_first;
       if (a.values != nullptr) a.post.values[to] = __ldcg(a.values + k);
-    }
+    });
   }
   if (a.posts()) {
     __threadfence_system();
@@ -120,14 +124,10 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
     *a.rest.count = total.y;
   }
   if (a.first.ids == nullptr) return;
-#pragma unroll 4
-  for (int w = warp; w <= boundary && w < n_words; w += kThreads / kWarp) {
-    const uint32_t bits = first_bits(w);
-    if ((bits >> lane & 1u) == 0) continue;
-    const int to = before[w] + __popc(bits & lower), k = w * 32 + lane;
+  each_named(0, min(boundary + 1, n_words), true, [&](int to, int k) {
     a.first.ids[to] = k;
     if (a.first_ids_copy != nullptr) a.first_ids_copy[to] = k;
-  }
+  });
   if (threadIdx.x == 0) *a.first.count = total.x;
 }
 #endif

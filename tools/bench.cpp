@@ -67,7 +67,7 @@ class Bench {
           for (const int32_t id : ids) engine_.eval_greedy(id);
         });
     row.density = density_since(before);
-    const double bytes = static_cast<double>(engine_.bytes_per_token(row.density, depth + n / 2));
+    const double bytes = engine_.bytes_per_token(row.density, depth + n / 2).total();
     row.bytes_per_second = bytes * static_cast<double>(n) / mean_sd(row.seconds).mean;
     row.memory_bandwidth = measure_bandwidth_ ? mean_sd(bandwidths).mean : 0;
     return row;

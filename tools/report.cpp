@@ -87,6 +87,10 @@ void print_division(Session& session, const Timings& t) {
   if (!session.planned()) return;
   const double host = session.engine().density().host_share();
   if (!std::isnan(host)) log::info("{:>16} = {:.1f} % of the active neurons on the GPU", "hit share", (1 - host) * 100);
+  const engine::Engine& e = session.engine();
+  const engine::TokenBytes bytes = e.bytes_per_token(e.density().density(e.config().n_ff), e.n_past());
+  log::info("{:>16} = {} on the GPU and {} on the CPU, a token", "bytes read",
+            human_bytes(static_cast<size_t>(bytes.main)), human_bytes(static_cast<size_t>(bytes.host)));
   const engine::Placement& p = session.planned()->placement;
   log::info("{:>16} = {} used, {} planned, budget {}", "GPU memory", human_bytes(device_bytes(session)),
             human_bytes(p.planned_bytes()), human_bytes(p.vram_budget));
@@ -104,7 +108,12 @@ nlohmann::json division_json(Session& session) {
                       {"gpu_bytes_used", device_bytes(session)},
                       {"gpu_bytes_planned", p.planned_bytes()},
                       {"vram_budget_bytes", p.vram_budget},
+                      {"gpu_bytes_per_token", nullptr},
+                      {"cpu_bytes_per_token", nullptr},
                       {"expected_tokens_per_second", nullptr}};
+  const engine::Engine& e = session.engine();
+  const engine::TokenBytes bytes = e.bytes_per_token(e.density().density(e.config().n_ff), e.n_past());
+  j["gpu_bytes_per_token"] = bytes.main, j["cpu_bytes_per_token"] = bytes.host;
   if (!std::isnan(host)) j["hit_share"] = 1 - host;
   if (session.planned()->tokens_per_second) j["expected_tokens_per_second"] = *session.planned()->tokens_per_second;
   return j;

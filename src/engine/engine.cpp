@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "engine/forward.h"
 #include "engine/place.h"
+#include "model/predictors.h"
 
 namespace hearth::engine {
 namespace {
@@ -386,17 +387,46 @@ void Engine::truncate(int64_t n) {
   n_past_ = n;
 }
 
-size_t Engine::bytes_per_token(double density, int64_t n_kv) const {
-  const model::Config& c = config();
-  const double up_down = sparsity_ == Sparsity::exact && std::isfinite(density) ? density : 1.0;
-  double bytes = static_cast<double>(weights_.output.bytes());
-  for (const model::LayerWeights& l : model_.weights().layers) {
-    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo, &l.ffn.gate}) bytes += static_cast<double>(m->bytes());
-    for (const Matrix* m : {&l.ffn.up, &l.ffn.down, &l.ffn.down_t}) {
-      if (*m) bytes += up_down * static_cast<double>(m->bytes());
+TokenBytes Engine::bytes_per_token(double density, int64_t n_kv) const {
+  const bool sparse = sparsity_ != Sparsity::off && std::isfinite(density);
+  const double measured_share = density_.host_share();
+  TokenBytes b;
+  const auto add = [&b](bool on_host, double bytes) { (on_host ? b.host : b.main) += bytes; };
+  const model::Weights& host_weights = split_ ? split_->host : weights_;
+  add(head_on_host(), static_cast<double>((head_on_host() ? host_weights : weights_).output.bytes()));
+  const auto kv = static_cast<double>(KvCache::layer_bytes(config(), std::min(n_kv, n_ctx_)));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const model::LayerWeights& l = model_.weights().layers[i];
+    const LayerSplit& split = layers_[i];
+    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) {
+      add(split.attention_on_host, static_cast<double>(m->bytes()));
     }
+    add(split.attention_on_host, kv);
+    const auto n_ff = static_cast<double>(l.ffn.n());
+    const double n_main = split_ ? static_cast<double>(weights_.layers[i].ffn.n_whole()) : n_ff;
+    const auto gate = static_cast<double>(l.ffn.gate.row_size());
+    const double up_down =
+        static_cast<double>(l.ffn.up.bytes() + l.ffn.down.bytes() + l.ffn.down_t.bytes()) / std::max(1.0, n_ff);
+    if (!sparse || split.selection == Selection::all) {
+      add(false, n_main * (gate + up_down));
+      add(true, (n_ff - n_main) * (gate + up_down));
+      continue;
+    }
+    const double host_share = !split.has_cold ? 0 : !split.has_hot ? 1 : measured_share;
+    const double active = density * n_ff;
+    if (split.selection == Selection::predictor) {
+      add(!split.predictor_on_main, static_cast<double>(model::predictor_bytes(l.predictor)));
+      add(false, active * (1 - host_share) * gate);
+      add(true, active * host_share * gate);
+    } else {
+      const double gates_on_main = n_main + static_cast<double>(split.n_lone_gates);
+      add(false, gates_on_main * gate);
+      add(true, (n_ff - gates_on_main) * gate);
+    }
+    add(false, active * (1 - host_share) * up_down);
+    add(true, active * host_share * up_down);
   }
-  return static_cast<size_t>(bytes) + KvCache::bytes(c, std::min(n_kv, n_ctx_));
+  return b;
 }
 
 }  // namespace hearth::engine

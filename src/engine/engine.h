@@ -47,6 +47,12 @@ struct DensityStats {
   double host_share() const;           // share of the active neurons that the CPU computed; NaN before the first step
 };
 
+// Read for one token by the main device, and by the CPU beside it.
+struct TokenBytes {
+  double main = 0, host = 0;
+  double total() const { return main + host; }
+};
+
 // Where a divided model lives: which of its parts the main device takes, and who computes the rest.
 struct Division {
   Device& host;  // a CPU device
@@ -82,9 +88,10 @@ class Engine {
   void truncate(int64_t n);
 
   const DensityStats& density() const { return density_; }
-  // Bytes of weights that one decode step reads at the context length n_kv: all matrices, less the up and down rows
-  // that a sparse mode skips at this density, plus the KV cache.
-  size_t bytes_per_token(double density, int64_t n_kv) const;
+  // Bytes that each side reads for one decode step at the context length n_kv: all matrices, less the rows that a
+  // sparse mode skips at this density, predictors, and the KV cache. Active neurons are shared between the sides as
+  // they have been so far; gate rows that a predictor named in vain are not counted.
+  TokenBytes bytes_per_token(double density, int64_t n_kv) const;
 
  private:
   Engine(model::Model& model, Device& device, const EngineOptions& options, const Division* division);

@@ -88,11 +88,14 @@ TEST(Plan, EveryBudgetFromNothingToAll) {
     double before = 0;
     const double smallest = static_cast<double>(planner.smallest_budget()) / (1 << 30) + 1e-6;
     for (double budget = smallest; budget <= 15; budget += budget < 1.5 ? 0.25 : 0.75) {
-      SCOPED_TRACE(fmt::format("{} GiB", budget));
+      SCOPED_TRACE(fmt::format("{} GiB, {}", budget, predictor ? "predictor" : "gates"));
       const Plan plan = planner.plan(gib(budget));
       check_accounts(planner, plan);
       EXPECT_LE(plan.bound, plan.seconds);
-      EXPECT_LE(plan.seconds, 1.01 * plan.bound);  // within a percent of the best there can be
+      // The bound is that of the linear relaxation, which may take a part of one layer's attention (2.3 ms of the
+      // token's 30 to 150 on this CPU): no plan can be expected to reach it.
+      EXPECT_LE(plan.seconds, plan.bound + 2.3e-3);
+      EXPECT_LE(plan.seconds, 1.02 * plan.bound);
       EXPECT_GE(plan.tokens_per_second(), 0.995 * before);
       before = plan.tokens_per_second();
     }
@@ -112,12 +115,13 @@ TEST(Plan, WithoutAGpu) {
   EXPECT_EQ(plan.gpu.total(), 0u);
   EXPECT_EQ(plan.traffic.gpu(), 0.0);
   for (const auto& l : plan.placement.layers) EXPECT_TRUE(l.gpu_bucket.empty() && l.gpu_gates.empty());
-  // All attention, gates and head, and a ninth of the up and down rows, at 90 and 80 % of 70 GB/s.
+  // All attention, gates and head, and a ninth of the up and down rows, at the shares of 70 GB/s that kernels reach.
   const double dense =
       static_cast<double>(shape.output_bytes) + 32 * (4.0 * 4096 * 4096 * 2 + 1024.0 * 4096 * 4 + 11008.0 * 8192);
   double rows = 0;
   for (const double p : planner.frequencies().p[0]) rows += 32 * p * 2 * 8192;
-  EXPECT_NEAR(plan.seconds, dense / (0.9 * 70e9) + rows / (0.8 * 70e9), 1e-6);
+  const CostModel planner_cost = request().cost;
+  EXPECT_NEAR(plan.seconds, planner_cost.cpu_dense(dense) + planner_cost.cpu_sparse(rows), 1e-6);
 }
 
 TEST(Plan, DenseFamiliesAndFilesThatCannotBeSplit) {
@@ -220,7 +224,7 @@ TEST(Plan, ErrorsSayWhatWouldWork) {
   learned.learned_positions = true;
   EXPECT_NE(message_of([&] { Planner(learned, f, request(SparsityRule::auto_, 5000)); }).find("use -c 4096"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { Planner(shape, f, request(SparsityRule::predict)); }).find("needs a predictor"),
+  EXPECT_NE(message_of([&] { Planner(shape, f, request(SparsityRule::predict)); }).find("needs predictors"),
             std::string::npos);
   r = request();
   r.cost.cpu_bandwidth = 0;
@@ -294,10 +298,11 @@ TEST(Plan, OfAFile) {
   test::write_tiny_gguf(dir / "m.gguf", tiny);
   const model::Model m = model::Model::load(dir / "m.gguf");
   const ModelShape s = shape_of(m);
-  EXPECT_EQ(s.weight_bytes(), m.weight_bytes() + s.small_bytes + 2 * s.layers[0].small_bytes);
+  const uint64_t matrices = (4 * 32 + 96 * 4) * 2u;  // fc1 and fc2
+  EXPECT_EQ(s.weight_bytes() + 2 * matrices, m.weight_bytes() + s.small_bytes + 2 * s.layers[0].small_bytes);
   EXPECT_EQ(s.layers[0].gate_bytes, 64u);
   EXPECT_EQ(s.layers[0].up_down_bytes, 128u);
-  EXPECT_EQ(s.layers[0].predictor_bytes, (4 * 32 + 96 * 4) * 2u);
+  EXPECT_EQ(s.layers[0].predictor_bytes, matrices + 96 * sizeof(float));  // and a threshold for each neuron
   EXPECT_EQ(s.layers[0].kv_token_bytes, 2 * 2 * 8 * 2u);
   EXPECT_TRUE(s.tied_head);
   EXPECT_TRUE(s.layers[0].by_neuron);
