@@ -306,6 +306,13 @@ void Session::make_engine(const ModelOptions& options) {
 
 std::string Session::sparsity_reason(const ModelOptions& options) {
   const model::FfnDescription& ffn = model_->config().ffn;
+  if (engine_->sparsity() == engine::Sparsity::predict) {
+    std::string method;
+    for (const model::LayerWeights& layer : model_->weights().layers) {
+      if (layer.predictor.weights) method = layer.predictor.method;
+    }
+    return fmt::format("approximate: what the {} predictors miss is left out; --predictor none does without", method);
+  }
   if (engine_->sparsity() != engine::Sparsity::off) {
     if (!layer_thresholds_.empty()) return "approximate: thresholds by layer from the sidecar";
     if (options.sparse_threshold > 0) return fmt::format("approximate: threshold {}", options.sparse_threshold);

@@ -47,8 +47,9 @@ std::string human_duration(double seconds) {
   return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
 }
 
-void print_timings(const Timings& t) {
-  log::info("{:>16} time = {:10.2f} ms", "load", t.load * 1e3);
+void print_timings(const Timings& t, size_t model_bytes) {
+  log::info("{:>16} time = {:10.2f} ms ({:.2f} GB/s)", "load", t.load * 1e3,
+            per_second(static_cast<double>(model_bytes) * 1e-9, t.load));
   log::info("{}", rate_line("prompt eval", t.prompt, t.n_prompt, "tokens"));
   log::info("{}", rate_line("eval", t.eval, t.n_eval, "runs"));
   log::info("{}", rate_line("sampling", t.sample, t.n_sample, "runs"));

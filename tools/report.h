@@ -19,7 +19,7 @@ struct Timings {
   int64_t n_sample = 0;  // tokens drawn
   int64_t n_eval = 0;    // single-token evaluations
 };
-void print_timings(const Timings& t);  // on stderr, in llama.cpp's wording
+void print_timings(const Timings& t, size_t model_bytes);  // on stderr, in llama.cpp's wording
 nlohmann::json to_json(const Timings& t);
 
 // Sparse modes: the share of neurons that were computed.

@@ -140,7 +140,7 @@ void run(const RunOptions& o) {
     log::info("\nstopped: the context of {} tokens is full; -c gives a longer one", session.engine().n_ctx());
   }
   log::info("\n{:>16} = {}", "seed", g.seed);
-  print_timings(g.timings);
+  print_timings(g.timings, session.model().weight_bytes());
   print_density(session);
   print_division(session, g.timings);
   print_skipped(session, o);

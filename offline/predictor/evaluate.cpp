@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/forwarding_device.h"
 #include "engine/engine.h"
-#include "offline/predictor/relay_device.h"
 #include "offline/profile/activation_counter.h"
 #include "offline/profile/counting_device.h"
 
@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 // Runs every dense FFN as a sparse one over the neurons that its layer's predictor names, and notes how many of the
 // active ones those were.
-class PredictingDevice final : public RelayDevice {
+class PredictingDevice final : public ForwardingDevice {
  public:
   PredictingDevice(Device& inner, const model::Model& model, float threshold, std::vector<EvaluatedLayer>& layers)
-      : RelayDevice(inner), model_(model), threshold_(threshold), layers_(layers) {
+      : ForwardingDevice(inner), model_(model), threshold_(threshold), layers_(layers) {
     HEARTH_CHECK(inner.is_host(), "activations are looked at in host memory");
     for (const model::LayerWeights& l : model.weights().layers) down_norms_.push_back(down_row_norms(l.ffn));
   }

@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/forwarding_device.h"
 #include "engine/engine.h"
-#include "offline/predictor/relay_device.h"
 
 namespace hearth::offline {
 namespace {
@@ -14,16 +14,16 @@ namespace {
 using model::PredictorInput;
 
 // Notes the input of every FFN, and what its predictor is to read.
-class SamplingDevice final : public RelayDevice {
+class SamplingDevice final : public ForwardingDevice {
  public:
   SamplingDevice(Device& inner, int64_t n_embd, size_t n_layer, Samples& samples)
-      : RelayDevice(inner), n_embd_(n_embd), n_layer_(n_layer), samples_(samples) {}
+      : ForwardingDevice(inner), n_embd_(n_embd), n_layer_(n_layer), samples_(samples) {}
 
   void begin_sequence(Part part) { part_ = part; }
 
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override {
     if (samples_.input == PredictorInput::residual) download(x, T, residual_[out.x]);
-    RelayDevice::norm(args, x, T, out);
+    ForwardingDevice::norm(args, x, T, out);
   }
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
     const size_t layer = layers_.try_emplace(shard.gate.data, layers_.size()).first->second;
@@ -36,7 +36,7 @@ class SamplingDevice final : public RelayDevice {
       append(layer == 0 ? current_ : previous_, s.predictor);
       previous_.swap(current_);
     }
-    RelayDevice::ffn_dense(shard, in, T, y_bias, y);
+    ForwardingDevice::ffn_dense(shard, in, T, y_bias, y);
   }
 
  private:

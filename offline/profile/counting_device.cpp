@@ -25,7 +25,7 @@ std::vector<float> down_row_norms(const FfnShard& shard) {
 
 CountingDevice::CountingDevice(Device& inner, ThreadTeam& team, const model::Model& model, float threshold,
                                bool moments, model::Statistics& statistics)
-    : inner_(inner),
+    : ForwardingDevice(inner),
       statistics_(statistics),
       moments_(moments),
       n_embd_(model.config().n_embd),
@@ -91,17 +91,6 @@ void CountingDevice::add_moments(size_t layer, const float* host_input, int64_t 
   const Eigen::Map<const RowMajor> x(host_input, T, n_embd_);
   Eigen::Map<RowMajor> sum(moments.data(), n_embd_, n_embd_);
   sum.noalias() += x.transpose() * x;
-}
-
-void* CountingDevice::allocate_bytes(size_t bytes, Purpose purpose) {
-  DeviceBuffer buffer = inner_.allocate(bytes, purpose);
-  void* data = buffer.as<void>();
-  if (data != nullptr) buffers_.emplace(data, std::move(buffer));
-  return data;
-}
-
-void CountingDevice::release_bytes(void* data, size_t /*bytes*/, Purpose /*purpose*/) {
-  if (data != nullptr) HEARTH_CHECK(buffers_.erase(data) == 1);
 }
 
 }  // namespace hearth::offline

@@ -64,10 +64,10 @@ double ThresholdDevice::density() const {
 }
 
 void ThresholdDevice::reserve(const Limits& limits) {
-  inner().reserve(limits);
+  inner_.reserve(limits);
   const auto n = static_cast<size_t>(limits.max_tokens * n_ff_);
-  gate_ = inner().allocate(n * sizeof(float), Purpose::scratch);
-  up_ = inner().allocate(n * sizeof(float), Purpose::scratch);
+  gate_ = inner_.allocate(n * sizeof(float), Purpose::scratch);
+  up_ = inner_.allocate(n * sizeof(float), Purpose::scratch);
   host_gate_.resize(n);
   host_up_.resize(n);
 }
@@ -81,7 +81,7 @@ size_t ThresholdDevice::layer_of(const FfnShard& shard) {
 const Matrix& ThresholdDevice::down_of(size_t layer, const FfnShard& shard) {
   if (shard.down) return shard.down;
   std::optional<Matrix>& down = own_down_[layer];
-  if (!down) down = inner().adopt(untranspose(model_.weights().layers[layer].ffn.down_t, untransposed_[layer]));
+  if (!down) down = inner_.adopt(untranspose(model_.weights().layers[layer].ffn.down_t, untransposed_[layer]));
   if (!is_host()) untransposed_[layer] = {};
   return *down;
 }
@@ -91,10 +91,10 @@ void ThresholdDevice::evaluate_gates(size_t layer, const FfnShard& shard, Act in
   const bool up = with_up && shard.up;
   const std::array parts = {MatmulPart{.w = shard.gate, .bias = shard.gate_bias, .y = gate_.as<float>()},
                             MatmulPart{.w = shard.up, .bias = shard.up_bias, .y = up_.as<float>()}};
-  inner().matmul(std::span(parts).first(up ? 2 : 1), in, T);
+  inner_.matmul(std::span(parts).first(up ? 2 : 1), in, T);
   const size_t bytes = static_cast<size_t>(T * n_ff_) * sizeof(float);
-  inner().download(host_gate_.data(), gate_.as<float>(), bytes);
-  if (up) inner().download(host_up_.data(), up_.as<float>(), bytes);
+  inner_.download(host_gate_.data(), gate_.as<float>(), bytes);
+  if (up) inner_.download(host_up_.data(), up_.as<float>(), bytes);
   const NeuronRule& rule = rules_[layer];
   team_.for_chunks(T * n_ff_, kPiece, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
@@ -127,9 +127,9 @@ void ThresholdDevice::add_masked(size_t layer, const FfnShard& shard, int64_t T,
       if (!(std::fabs(host_gate_[n]) > threshold)) host_up_[n] = 0.0f;
     }
   });
-  inner().upload(up_.as<float>(), host_up_.data(), static_cast<size_t>(T * n_ff_) * sizeof(float));
+  inner_.upload(up_.as<float>(), host_up_.data(), static_cast<size_t>(T * n_ff_) * sizeof(float));
   const MatmulPart down{.w = down_of(layer, shard), .bias = y_bias, .y = y, .accumulate = true};
-  inner().matmul({&down, 1}, Act{up_.as<float>(), nullptr}, T);
+  inner_.matmul({&down, 1}, Act{up_.as<float>(), nullptr}, T);
 }
 
 void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
@@ -152,7 +152,7 @@ void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector
     });
     counts.add_tokens(T);
   }
-  if (!masked) return inner().ffn_dense(shard, in, T, y_bias, y);
+  if (!masked) return inner_.ffn_dense(shard, in, T, y_bias, y);
   add_masked(layer, shard, T, y_bias, y);
 }
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/forwarding_device.h"
 #include "core/thread_team.h"
 #include "model/model.h"
 #include "offline/profile/activation_counter.h"
-#include "offline/tune/forwarding_device.h"
 #include "offline/tune/magnitudes.h"
 
 namespace hearth::offline {

@@ -91,25 +91,11 @@ void ProfilingDevice::argmax(const float* logits, int64_t n, int32_t* id) {
   timed("argmax", 0, [&] { inner_.argmax(logits, n, id); });
 }
 
-std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity, int64_t max_ids) {
-  return inner_.open_mailbox(capacity, max_ids);
-}
 void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
   timed("post", 0, [&] { inner_.post(mailbox, x, n); });
 }
 void ProfilingDevice::collect(Mailbox& mailbox, float* x, int64_t n) {
   timed("collect (waits for the CPU)", 0, [&] { inner_.collect(mailbox, x, n); });
-}
-
-void* ProfilingDevice::allocate_bytes(size_t bytes, Purpose purpose) {
-  DeviceBuffer buffer = inner_.allocate(bytes, purpose);
-  void* data = buffer.as<void>();
-  if (data != nullptr) buffers_.emplace(data, std::move(buffer));
-  return data;
-}
-
-void ProfilingDevice::release_bytes(void* data, size_t /*bytes*/, Purpose /*purpose*/) {
-  if (data != nullptr) HEARTH_CHECK(buffers_.erase(data) == 1);
 }
 
 }  // namespace hearth::engine

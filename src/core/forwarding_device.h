@@ -1,19 +1,19 @@
 #pragma once
-// A Device in front of another one that hands everything on: base of those that look at, or change, one operation.
+// A Device that hands everything on to another one: the base of those that look at, or change, one kind of operation.
+// Graphs are not handed on: what such a device does beside its operations could not be recorded.
+#include <memory>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "core/device.h"
-#include "core/error.h"
 
-namespace hearth::offline {
+namespace hearth {
 
-class RelayDevice : public Device {
+class ForwardingDevice : public Device {
  public:
   // `inner` must outlive this device.
-  explicit RelayDevice(Device& inner) : inner_(inner) {}
+  explicit ForwardingDevice(Device& inner) : inner_(inner) {}
 
   std::string name() const override { return inner_.name(); }
   bool is_host() const override { return inner_.is_host(); }
@@ -49,16 +49,22 @@ class RelayDevice : public Device {
   }
   void argmax(const float* logits, int64_t n, int32_t* id) override { inner_.argmax(logits, n, id); }
 
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {
+    return inner_.open_mailbox(capacity, max_ids);
+  }
+  void post(Mailbox& mailbox, const float* x, int64_t n) override { inner_.post(mailbox, x, n); }
+  void collect(Mailbox& mailbox, float* x, int64_t n) override { inner_.collect(mailbox, x, n); }
+  void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
+  void unpin(void* host) override { inner_.unpin(host); }
+  void open_staging(int n_slots, size_t bytes) override { inner_.open_staging(n_slots, bytes); }
+  size_t staged_bytes(const FfnShard& host) const override { return inner_.staged_bytes(host); }
+  FfnShard stage(int slot, const FfnShard& host) override { return inner_.stage(slot, host); }
+  void acquire(int slot) override { inner_.acquire(slot); }
+  void release(int slot) override { inner_.release(slot); }
+
  protected:
-  void* allocate_bytes(size_t bytes, Purpose purpose) override {
-    DeviceBuffer buffer = inner_.allocate(bytes, purpose);
-    void* data = buffer.as<void>();
-    if (data != nullptr) buffers_.emplace(data, std::move(buffer));
-    return data;
-  }
-  void release_bytes(void* data, size_t /*bytes*/, Purpose /*purpose*/) override {
-    if (data != nullptr) HEARTH_CHECK(buffers_.erase(data) == 1);
-  }
+  void* allocate_bytes(size_t bytes, Purpose purpose) override;
+  void release_bytes(void* data, size_t bytes, Purpose purpose) override;
 
   Device& inner_;
 
@@ -66,4 +72,4 @@ class RelayDevice : public Device {
   std::unordered_map<void*, DeviceBuffer> buffers_;  // of inner_, handed on
 };
 
-}  // namespace hearth::offline
+}  // namespace hearth

@@ -1,8 +1,8 @@
-#include "offline/tune/forwarding_device.h"
+#include "core/forwarding_device.h"
 
 #include "core/error.h"
 
-namespace hearth::offline {
+namespace hearth {
 
 void* ForwardingDevice::allocate_bytes(size_t bytes, Purpose purpose) {
   DeviceBuffer buffer = inner_.allocate(bytes, purpose);
@@ -15,4 +15,4 @@ void ForwardingDevice::release_bytes(void* data, size_t /*bytes*/, Purpose /*pur
   if (data != nullptr) HEARTH_CHECK(buffers_.erase(data) == 1);
 }
 
-}  // namespace hearth::offline
+}  // namespace hearth
