@@ -15,9 +15,10 @@ namespace hearth {
 namespace {
 
 // Polls until `flag` has reached `number`. False when the other side failed or the patience is over.
-bool wait_for(const std::atomic<uint32_t>& flag, uint32_t number, const std::atomic<uint32_t>& failed) {
+bool wait_for(const std::atomic<uint32_t>& flag, uint32_t number, const std::atomic<uint32_t>& failed,
+              std::chrono::milliseconds patience) {
   const auto reached = [&] { return static_cast<int32_t>(flag.load(std::memory_order_acquire) - number) >= 0; };
-  const auto give_up = std::chrono::steady_clock::now() + Mailbox::kPatience;
+  const auto give_up = std::chrono::steady_clock::now() + patience;
   for (int64_t spins = 1;; ++spins) {
     if (reached()) return true;
 #if defined(__x86_64__)
@@ -54,11 +55,23 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
 
 MailboxRequest Mailbox::wait_request() {
   ++served_;
-  if (!wait_for(flags_->posted.value, served_, flags_->failed.value)) {
-    abandon();
-    fail("the device has not asked for its next layer in {} s; it may have stopped", kPatience.count());
+  if (!wait_for(flags_->posted.value, served_, flags_->failed.value, patience_)) {
+    give_up(MailboxFailure::device_silent);
+    check();
   }
   return {request_, ids_, values_, n_ids_};
+}
+
+void Mailbox::give_up(MailboxFailure why) {
+  uint32_t none = 0;
+  flags_->failed.value.compare_exchange_strong(none, static_cast<uint32_t>(why), std::memory_order_acq_rel);
+}
+
+void Mailbox::check() const {
+  const MailboxFailure why = failure();
+  if (why == MailboxFailure::none) return;
+  if (why == MailboxFailure::abandoned) throw MailboxAbandoned(describe(why, patience_));
+  fail("{}", describe(why, patience_));
 }
 
 void Mailbox::answer() {
@@ -88,11 +101,26 @@ void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, 
 }
 
 void HostMailbox::collect(float* x, int64_t n) {
-  if (!wait_for(flags_->answered.value, posted_, flags_->failed.value)) {
-    abandon();
-    fail("the CPU has not answered a layer in {} s; it may have stopped", kPatience.count());
+  if (!wait_for(flags_->answered.value, posted_, flags_->failed.value, patience())) {
+    give_up(MailboxFailure::cpu_silent);
+    check();
   }
   for (int64_t i = 0; i < n; ++i) x[i] += answer_[i];
+}
+
+std::string describe(MailboxFailure failure, std::chrono::milliseconds patience) {
+  const double seconds = std::chrono::duration<double>(patience).count();
+  switch (failure) {
+    case MailboxFailure::none:
+      return "nothing has failed";
+    case MailboxFailure::cpu_silent:
+      return fmt::format("the CPU has not answered a layer in {:g} s; it may have stopped", seconds);
+    case MailboxFailure::device_silent:
+      return fmt::format("the device has not asked for its next layer in {:g} s; it may have stopped", seconds);
+    case MailboxFailure::abandoned:
+      return "the other side of a hand-off stopped because of an error";
+  }
+  return fmt::format("a hand-off failed with code {}", static_cast<uint32_t>(failure));
 }
 
 }  // namespace hearth

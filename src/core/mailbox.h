@@ -6,10 +6,26 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "core/buffer.h"
+#include "core/error.h"
 
 namespace hearth {
+
+// Why a mailbox is of no more use. The first reason stays.
+enum class MailboxFailure : uint32_t {
+  none = 0,
+  cpu_silent = 1,     // the device gave up waiting for an answer
+  device_silent = 2,  // the CPU gave up waiting for a hand-off
+  abandoned = 3,      // a side stopped because of an error of its own
+};
+
+// Thrown by a side that stops because the other one had an error, which is the one to report.
+class MailboxAbandoned : public Error {
+ public:
+  using Error::Error;
+};
 
 // The shared memory of one mailbox. Hand-offs are numbered 1, 2, 3, …; both sides count by themselves, in the same
 // order.
@@ -21,7 +37,8 @@ struct MailboxMemory {
   static_assert(std::atomic<uint32_t>::is_always_lock_free);
   Flag posted;    // number of the last hand-off whose `request` is complete
   Flag answered;  // number of the last one whose `answer` is complete
-  Flag failed;    // set by a side that gave up waiting, or that stopped: the other must not wait for it
+  Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
+  MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
 };
 
 // What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (how many of which is the
@@ -41,8 +58,8 @@ struct MailboxLayout {
 
 class Mailbox {
  public:
-  // How long a side waits for the other before it gives up. Generous: a prompt's batch may take the CPU seconds a
-  // layer.
+  // How long a side waits for the other before it gives up, unless told otherwise. Generous: a prompt's batch may take
+  // the CPU seconds a layer.
   static constexpr std::chrono::seconds kPatience{60};
 
   // `memory`: MailboxLayout::total bytes, aligned to 64, mapped into the device's address space by the caller.
@@ -53,18 +70,28 @@ class Mailbox {
 
   int64_t capacity() const { return capacity_; }
   int64_t max_ids() const { return max_ids_; }
+  std::chrono::milliseconds patience() const { return patience_; }
+  // To be called before the first hand-off, and before a device records operations with this mailbox.
+  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
   // --- the CPU's side ---
   // Waits for the next hand-off, whose parts stay valid until answer(). Throws Error when the device gave up or stays
-  // silent.
+  // silent, MailboxAbandoned when it stopped.
   MailboxRequest wait_request();
   float* answer_buffer() { return answer_; }  // to be filled before answer()
   void answer();
-  // The CPU will not answer any more (an error on its side): a waiting device stops waiting.
-  void abandon() { flags_->failed.value.store(1, std::memory_order_release); }
-  bool failed() const { return flags_->failed.value.load(std::memory_order_acquire) != 0; }
+  // This side stops because of an error: a waiting partner stops waiting.
+  void abandon() { give_up(MailboxFailure::abandoned); }
+  bool failed() const { return failure() != MailboxFailure::none; }
+  MailboxFailure failure() const { return flags_->failure(); }
+  // Throws what failure() says, if anything: "the CPU has not answered a layer in 60 s; ..."
+  void check() const;
+  // The flags, which stay readable after the mailbox is gone.
+  std::shared_ptr<const MailboxMemory> flags() const { return {memory_, flags_}; }
 
  protected:
+  void give_up(MailboxFailure why);
+
   MailboxMemory* flags_;
   float* request_;
   float* answer_;
@@ -74,6 +101,7 @@ class Mailbox {
 
  private:
   int64_t capacity_, max_ids_;
+  std::chrono::milliseconds patience_ = kPatience;
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
 };
@@ -85,10 +113,13 @@ class HostMailbox : public Mailbox {
   HostMailbox(int64_t capacity, int64_t max_ids);
   // Posts x [n] and a list of neurons, with their gates' activations where `values` is set.
   void post(const float* x, int64_t n, std::span<const int32_t> ids = {}, const float* values = nullptr);
-  void collect(float* x, int64_t n);  // x += answer; throws Error when the other side is gone
+  void collect(float* x, int64_t n);  // x += answer; throws as wait_request() does
 
  private:
   uint32_t posted_ = 0;
 };
+
+// What a failure is, in words.
+std::string describe(MailboxFailure failure, std::chrono::milliseconds patience);
 
 }  // namespace hearth

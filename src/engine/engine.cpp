@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "core/error.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr int64_t kDefaultContext = 4096;  // when the model allows more: a KV cache nobody asked for costs memory
 constexpr int64_t kSmallestGraphContext = 256;
+constexpr std::chrono::milliseconds kGrace{5000};  // for a failed pass to end by itself
 
 int64_t choose_context(const model::Config& c, const EngineOptions& options) {
   const bool learned_positions = c.rope == RopeKind::none;
@@ -171,6 +173,9 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     sparsity_ = sparsity_of(layers_, sparsity_);
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
+    mailbox_->set_patience(options.patience);
+    if (options.on_stall)
+      stall_watch_ = std::make_unique<StallWatch>(*mailbox_, std::min(options.patience, kGrace), options.on_stall);
     stream_ = std::make_unique<ColdStream>(device_, split_->host, options.stream_tokens);
     host_half_ =
         std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, stream_.get(), n_ctx_, n_batch,
@@ -187,7 +192,9 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   graphs_.assign(64, -1);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  watch(StallWatch::Phase::hand_offs);  // freeing the device's memory waits for the device
+}
 
 void Engine::check_room(std::span<const int32_t> ids) const {
   HEARTH_CHECK(!ids.empty());
@@ -229,36 +236,64 @@ void Engine::upload_tokens(std::span<const int32_t> ids) {
     device_.upload(act_.x, host_half_->embed(), ids.size() * static_cast<size_t>(config().n_embd) * 4);
 }
 
-// Runs the device's part of a pass, and beside it, when the model is divided, the CPU's. A recorded part only starts
-// the device; any other runs in a thread of its own, because a device waits for the CPU in the middle of it.
 void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T) {
   if (!split_) return device_part();
   if (mailbox_->failed())
     fail("an earlier hand-off between {} and the CPU failed; this run cannot go on", device_.name());
+  watch(StallWatch::Phase::hand_offs);
+  try {
+    run_on_both(device_part, recorded, T);
+  } catch (...) {
+    watch(StallWatch::Phase::idle);
+    throw;
+  }
+  watch(StallWatch::Phase::idle);
+}
+
+// Runs the device's part of a pass, and beside it the CPU's. A recorded part only starts the device; any other runs in
+// a thread of its own, because a device waits for the CPU in the middle of it.
+void Engine::run_on_both(FunctionRef<void()> device_part, bool recorded, int64_t T) {
   const bool sparse = sparsity_ != Sparsity::off && T == 1;
   if (recorded) {
     device_part();
     return host_half_->serve(T, sparse);
   }
-  std::exception_ptr device_error;
-  std::thread device_thread([&] {
+  std::exception_ptr error, consequence;  // of a side that stopped because the other did
+  std::mutex mutex;
+  const auto guarded = [&](FunctionRef<void()> part) {
     try {
+      return part();
+    } catch (const MailboxAbandoned&) {
+      const std::lock_guard lock(mutex);
+      consequence = std::current_exception();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+    }
+    mailbox_->abandon();
+  };
+  std::thread device_thread([&] {
+    guarded([&] {
       device_.use_from_this_thread();
       device_part();
-    } catch (...) {
-      device_error = std::current_exception();
-      mailbox_->abandon();
-    }
+    });
   });
-  std::exception_ptr host_error;
-  try {
-    host_half_->serve(T, sparse);
-  } catch (...) {
-    host_error = std::current_exception();
-  }
+  guarded([&] { host_half_->serve(T, sparse); });
   device_thread.join();
-  if (device_error) std::rethrow_exception(device_error);
-  if (host_error) std::rethrow_exception(host_error);
+  if (error) std::rethrow_exception(error);
+  if (consequence) std::rethrow_exception(consequence);
+}
+
+void Engine::watch(StallWatch::Phase phase) {
+  if (stall_watch_) stall_watch_->enter(phase);
+}
+
+// Waits for the device and brings results, or throws what went wrong between the devices on the way to them.
+void Engine::fetch(void* host, const void* device, size_t bytes) {
+  watch(StallWatch::Phase::results);
+  device_.download(host, device, bytes);
+  watch(StallWatch::Phase::idle);
+  if (mailbox_) mailbox_->check();
 }
 
 void Engine::forward_chunk(std::span<const int32_t> ids) {
@@ -310,10 +345,10 @@ void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, s
     const size_t width = head_on_host() ? n_embd : n_vocab;
     rows.resize(static_cast<size_t>(n) * width);
     if (head_on_host()) {
-      device_.download(rows.data(), act_.x + static_cast<size_t>(first + row) * n_embd, rows.size() * sizeof(float));
+      fetch(rows.data(), act_.x + static_cast<size_t>(first + row) * n_embd, rows.size() * sizeof(float));
     } else {
       forward_head(forward_args(n_past_), first + row, n);
-      device_.download(rows.data(), act_.logits, rows.size() * sizeof(float));
+      fetch(rows.data(), act_.logits, rows.size() * sizeof(float));
     }
     for (int64_t i = 0; i < n; ++i) {
       const std::span<const float> values{rows.data() + static_cast<size_t>(i) * width, width};
@@ -325,7 +360,7 @@ void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, s
 void Engine::record_density() {
   if (sparsity_ == Sparsity::off) return;
   std::vector<int32_t> counts(density_.active.size());
-  device_.download(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
+  fetch(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
   for (size_t l = 0; l < counts.size(); ++l) {
     const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0;
     density_.active_on_host[l] += cold;
@@ -345,7 +380,7 @@ std::span<const float> Engine::eval(std::span<const int32_t> ids) {
     if (head_on_host()) {
       head_rows(0, 1, keep);
     } else {
-      device_.download(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
+      fetch(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
     }
     return host_logits_;
   }
@@ -378,7 +413,7 @@ int32_t Engine::eval_greedy(int32_t id) {
   decode_step(id);
   record_density();
   int32_t best = 0;
-  device_.download(&best, act_.best, sizeof best);
+  fetch(&best, act_.best, sizeof best);
   return best;
 }
 

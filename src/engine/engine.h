@@ -1,6 +1,8 @@
 #pragma once
 // Runs a model on a device: places the weights, owns the activations and the KV cache, and evaluates tokens.
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +18,7 @@
 #include "engine/kv_cache.h"
 #include "engine/placement.h"
 #include "engine/split_weights.h"
+#include "engine/stall_watch.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -36,6 +39,11 @@ struct EngineOptions {
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it; 0 = none do
   bool use_graph = true;       // record a decode step once and replay it, where the device can
+  // Of a divided model: how long one side waits for the other before the pass fails.
+  std::chrono::milliseconds patience = Mailbox::kPatience;
+  // Called, with one line that says why, when a pass has failed that way and still cannot be ended because a side is
+  // stuck; to end the process is all that can be done then. Empty: it goes on waiting.
+  std::function<void(const std::string& why)> on_stall;
 };
 
 // Counted over single-token steps in a sparse mode.
@@ -99,6 +107,9 @@ class Engine {
   ForwardArgs forward_args(int64_t max_kv);
   void upload_tokens(std::span<const int32_t> ids);
   void run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T);
+  void run_on_both(FunctionRef<void()> device_part, bool recorded, int64_t T);
+  void watch(StallWatch::Phase phase);
+  void fetch(void* host, const void* device, size_t bytes);
   void forward_chunk(std::span<const int32_t> ids);  // through all layers, advances n_past
   void decode_step(int32_t id);                      // one token, logits on the device or in host_logits_
   // Logits of rows [first, first + count) of the last chunk; calls visit(i, logits) for i = 0, 1, … count - 1.
@@ -110,6 +121,7 @@ class Engine {
   model::Model& model_;
   Device& device_;
   EngineOptions options_;
+  std::unique_ptr<StallWatch> stall_watch_;  // of a divided model; goes after everything that waits for the device
   Sparsity sparsity_ = Sparsity::off;
   int64_t n_ctx_ = 0, n_past_ = 0;
   model::Weights weights_;               // the main device's
