@@ -4,10 +4,15 @@
 // A lane has 8 dimensions of a head; kLanes lanes share a key. Each such group walks its keys with its own online
 // softmax (Milakov and Gimelshein 2018) in base 2; groups, warps and blocks are merged at the end, always in the same
 // order.
+//
+// The rotary embedding of a single token can be done on the way: each block rotates its own query heads, and the block
+// that has the newest key rotates that.
 #include <cuda_fp16.h>
 
+#include "cuda/copy_async.cuh"
 #include "cuda/format.cuh"
 #include "cuda/kernels.cuh"
+#include "cuda/rope.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -18,22 +23,15 @@ constexpr float kNone = -1e30f;  // below every score; finite, so that differenc
 
 struct DecodeArgs {
   AttentionArgs a;
-  int group;       // query heads of a kv head
-  int n_blocks_q;  // blocks that share a kv head's query heads
+  RopeKvArgs rope;  // of the one token, to be done on the way; rope.q null: q is rotated and the cache complete
+  int group;        // query heads of a kv head
+  int n_blocks_q;   // blocks that share a kv head's query heads
   int max_splits;
   float* acc;          // [T][n_head][max_splits][head_dim], not normalised
   float2* max_sum;     // [T][n_head][max_splits]
   unsigned* finished;  // [T][n_head_kv * n_blocks_q] blocks that have written their piece; zero before and after
   Act out;             // [T][n_head][head_dim]; q8 only when heads are whole blocks of 32
 };
-
-struct Span {
-  int begin, end;
-};
-__device__ __forceinline__ Span context_span(const AttentionArgs& a, int64_t t) {
-  const int end = __ldcg(a.pos + t) + 1;
-  return {a.window > 0 ? max(0, end - static_cast<int>(a.window)) : 0, end};
-}
 
 __device__ __forceinline__ void unpack(const uint4& v, float* out) {
   const unsigned words[4] = {v.x, v.y, v.z, v.w};
@@ -166,105 +164,245 @@ __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n
   }
 }
 
-// Grid: (splits, n_head_kv * n_blocks_q, T).
+// The rotated query heads of a block and the key and value of the new token, when the attention does the rotary
+// embedding on the way. Called by the whole block, with barriers between.
 template <int kLanes, int kHeads>
-__global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
-    decode_kernel(const __grid_constant__ DecodeArgs d) {
-  constexpr int kThreads = kWarps<kHeads> * kWarp;
-  constexpr int kGroups = kThreads / kLanes;  // keys that the block handles at once
-  __shared__ float shared_acc[kWarps<kHeads>][kHeads][kLanes * kDims];
-  __shared__ float2 shared_max_sum[kWarps<kHeads>][kHeads];
-  __shared__ bool last_block;
-  const AttentionArgs& a = d.a;
-  grid_trigger();
-  grid_wait();
-  const int64_t t = blockIdx.z;
-  const Span span = context_span(a, t);
-  const int n = span.end - span.begin, keys = static_cast<int>(attention_split_keys(n, d.max_splits));
-  const int splits = (n + keys - 1) / keys;
-  const int first = span.begin + static_cast<int>(blockIdx.x) * keys, last = min(first + keys, span.end);
-  if (first >= last) return;
+struct NewToken {
+  float2 rotation[kLanes * kDims / 2];
+  float head[kHeads + 1][kLanes * kDims];  // the last is the key
+  alignas(16) f16_t k[kLanes * kDims], v[kLanes * kDims];
 
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, part = lane % kLanes;
-  const int64_t kv_head = blockIdx.y / d.n_blocks_q;
-  const int head_in_group = static_cast<int>(blockIdx.y) % d.n_blocks_q * kHeads;
-  const int64_t head = kv_head * d.group + head_in_group;
-  const int n_heads = min(kHeads, d.group - head_in_group);
-  const int dim = part * kDims;
-  const bool has_dims = dim < a.head_dim;
-  float q[kHeads][kDims];
-#pragma unroll
-  for (int g = 0; g < kHeads; ++g) {
-#pragma unroll
-    for (int i = 0; i < kDims; i += 4) {
-      const float* from = a.q + t * a.q_stride + (head + g) * a.head_dim + dim + i;
-      const float scale = a.scale * 1.44269504f;
-      const float4 v =
-          has_dims && g < n_heads ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0, 0, 0, 0);
-      q[g][i] = v.x * scale, q[g][i + 1] = v.y * scale, q[g][i + 2] = v.z * scale, q[g][i + 3] = v.w * scale;
+  __device__ __forceinline__ void find_rotations(const RopeKvArgs& a, int pos) {
+    if (a.rope == RopeKind::none) return;
+    for (int pair = threadIdx.x; pair < a.n_rot / 2; pair += blockDim.x) rotation[pair] = cuda::rotation(a, pair, pos);
+  }
+  // Query heads [first, first + n_heads), and with has_key the new key and value of kv_head.
+  __device__ __forceinline__ void rotate(const RopeKvArgs& a, int64_t first, int n_heads, int64_t kv_head,
+                                         bool has_key) {
+    const int lane = threadIdx.x % kWarp, n = static_cast<int>(a.head_dim);
+    for (int h = threadIdx.x / kWarp; h <= kHeads; h += static_cast<int>(blockDim.x) / kWarp) {
+      const bool is_key = h == kHeads;
+      if (is_key ? !has_key : h >= n_heads) continue;
+      const float* from = is_key ? a.k + kv_head * n : a.q + (first + h) * n;
+      for (int i = lane; i < n; i += kWarp) {
+        head[h][i] = __ldcg(from + i);
+        if (is_key) v[i] = __half_as_ushort(__float2half_rn(__ldcg(a.v + kv_head * n + i)));
+      }
+      __syncwarp();
+      const Vector& weight = is_key ? a.k_norm : a.q_norm;
+      if (weight.data != nullptr) norm_head(head[h], n, weight.data, a.norm_eps);
+      if (a.rope != RopeKind::none) rotate_head(head[h], a, [&](int pair) { return rotation[pair]; });
+      if (!is_key) continue;
+      for (int i = lane; i < n; i += kWarp) k[i] = __half_as_ushort(__float2half_rn(head[h][i]));
     }
   }
-  const auto* k_rows = reinterpret_cast<const uint4*>(a.k_cache + kv_head * a.n_ctx * a.head_dim + dim);
-  const auto* v_rows = reinterpret_cast<const uint4*>(a.v_cache + kv_head * a.n_ctx * a.head_dim + dim);
-  const int row_units = static_cast<int>(a.head_dim) / kDims;
-  Running<kLanes, kHeads> state;
-  for (int base = first; base < last; base += kGroups * kBatch) {
-    const int key0 = base + warp * (kWarp / kLanes) + lane / kLanes;
-    uint4 k[kBatch], v[kBatch];
-    int count = 0;
+};
+
+// Keys and values in flight: a lane's dimensions of kBatch keys.
+struct KvBatch {
+  uint4 k[kBatch], v[kBatch];
+  int count;
+};
+
+// What a block has to do. Grid: (splits, n_head_kv * n_blocks_q, T).
+template <int kLanes, int kHeads>
+struct Piece {
+  static constexpr int kThreads = kWarps<kHeads> * kWarp;
+  static constexpr int kGroups = kThreads / kLanes;  // keys that the block handles at once
+
+  const DecodeArgs& d;
+  int64_t t, kv_head, head;  // head: the first of n_heads query heads
+  int n_heads;
+  int pos, splits;        // of the token; pieces of its context
+  int first, last;        // keys
+  bool rotates, has_pos;  // does the rotary embedding; has the newest key
+  int key_in_step, dim;   // of the thread
+  bool has_dims;
+
+  __device__ __forceinline__ explicit Piece(const DecodeArgs& args) : d(args) {
+    t = blockIdx.z, kv_head = blockIdx.y / d.n_blocks_q;
+    const int head_in_group = static_cast<int>(blockIdx.y) % d.n_blocks_q * kHeads;
+    head = kv_head * d.group + head_in_group, n_heads = min(kHeads, d.group - head_in_group);
+    rotates = d.rope.q != nullptr;
+    key_in_step = static_cast<int>(threadIdx.x) / kLanes, dim = static_cast<int>(threadIdx.x) % kLanes * kDims;
+    has_dims = dim < d.a.head_dim;
+  }
+  // The token is at position `at`.
+  __device__ __forceinline__ void place(int at) {
+    const int begin = d.a.window > 0 ? max(0, at + 1 - static_cast<int>(d.a.window)) : 0, n = at + 1 - begin;
+    const int keys = static_cast<int>(attention_split_keys(n, d.max_splits));
+    pos = at, splits = (n + keys - 1) / keys;
+    first = begin + static_cast<int>(blockIdx.x) * keys, last = min(first + keys, at + 1);
+    has_pos = first < last && last > pos;
+  }
+  __device__ __forceinline__ int key(int base, int b) const { return base + key_in_step + b * kGroups; }
+
+  // The first keys and values come into L2 while the kernel before still runs. Only that: they may be written yet.
+  __device__ __forceinline__ void prefetch() const {
+    constexpr int kBytes = 2048;
+    const int64_t at = (kv_head * d.a.n_ctx + first) * d.a.head_dim;
+    const int n = min(last - first, kGroups * kBatch) * static_cast<int>(d.a.head_dim * sizeof(f16_t));
+    for (int i = static_cast<int>(threadIdx.x) * kBytes; i < n; i += kThreads * kBytes) {
+      prefetch_l2(reinterpret_cast<const std::byte*>(d.a.k_cache + at) + i, min(kBytes, n - i));
+      prefetch_l2(reinterpret_cast<const std::byte*>(d.a.v_cache + at) + i, min(kBytes, n - i));
+    }
+  }
+  __device__ __forceinline__ void load(KvBatch& batch, int base) const {
+    batch.count = 0;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int key = key0 + b * kGroups;
-      k[b] = v[b] = make_uint4(0, 0, 0, 0);
-      if (key < last) count = b + 1;
-      if (key < last && has_dims) {
-        const int64_t at = static_cast<int64_t>(key) * row_units;
-        k[b] = __ldcg(k_rows + at), v[b] = __ldcg(v_rows + at);
+      batch.k[b] = batch.v[b] = make_uint4(0, 0, 0, 0);
+      if (key(base, b) < last) batch.count = b + 1;
+      if (key(base, b) >= last || !has_dims || (rotates && key(base, b) == pos)) continue;
+      const int64_t at = (kv_head * d.a.n_ctx + key(base, b)) * d.a.head_dim + dim;
+      batch.k[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.k_cache + at));
+      batch.v[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.v_cache + at));
+    }
+  }
+  // Puts the newest key and value where load() left them out.
+  __device__ __forceinline__ void insert(KvBatch& batch, int base, const NewToken<kLanes, kHeads>& token) const {
+    if (!rotates || !has_pos || !has_dims) return;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (key(base, b) != pos) continue;
+      batch.k[b] = *reinterpret_cast<const uint4*>(&token.k[dim]);
+      batch.v[b] = *reinterpret_cast<const uint4*>(&token.v[dim]);
+    }
+  }
+  // The thread's dimensions of the query heads, scaled for a softmax in base 2.
+  __device__ __forceinline__ void load_q(const NewToken<kLanes, kHeads>& token, float (&q)[kHeads][kDims]) const {
+    const float scale = d.a.scale * 1.44269504f;
+#pragma unroll
+    for (int g = 0; g < kHeads; ++g) {
+      const float* from = d.a.q + t * d.a.q_stride + (head + g) * d.a.head_dim + dim;
+#pragma unroll
+      for (int i = 0; i < kDims; i += 4) {
+        float4 v = make_float4(0, 0, 0, 0);
+        if (has_dims && g < n_heads) {
+          v = rotates ? *reinterpret_cast<const float4*>(&token.head[g][dim + i])
+                      : __ldcg(reinterpret_cast<const float4*>(from + i));
+        }
+        q[g][i] = v.x * scale, q[g][i + 1] = v.y * scale, q[g][i + 2] = v.z * scale, q[g][i + 3] = v.w * scale;
       }
     }
-    state.add(q, k, v, count);
   }
-  state.merge_warp();
-  if (lane < kLanes) {
+  __device__ __forceinline__ void store_kv(const NewToken<kLanes, kHeads>& token) const {
+    const int64_t at = (kv_head * d.a.n_ctx + pos) * d.a.head_dim;
+    for (int i = static_cast<int>(threadIdx.x) * kDims; i < d.a.head_dim; i += kThreads * kDims) {
+      *reinterpret_cast<uint4*>(d.rope.k_cache + at + i) = *reinterpret_cast<const uint4*>(&token.k[i]);
+      *reinterpret_cast<uint4*>(d.rope.v_cache + at + i) = *reinterpret_cast<const uint4*>(&token.v[i]);
+    }
+  }
+  // q is rotated in place, by the block that is the last to need it.
+  __device__ __forceinline__ void store_q(const NewToken<kLanes, kHeads>& token) const {
+    const int n = static_cast<int>(d.a.head_dim);
+    for (int i = threadIdx.x; i < n_heads * n; i += kThreads) d.rope.q[head * n + i] = token.head[i / n][i % n];
+  }
+};
+
+// The states of a block's warps.
+template <int kLanes, int kHeads>
+struct WarpStates {
+  float acc[kWarps<kHeads>][kHeads][kLanes * kDims];
+  float2 max_sum[kWarps<kHeads>][kHeads];
+
+  __device__ __forceinline__ void store(const Running<kLanes, kHeads>& state) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane >= kLanes) return;
 #pragma unroll
     for (int g = 0; g < kHeads; ++g) {
 #pragma unroll
-      for (int i = 0; i < kDims; ++i) shared_acc[warp][g][dim + i] = state.acc[g][i];
-      if (lane == 0) shared_max_sum[warp][g] = {state.m[g], state.sum[g]};
+      for (int i = 0; i < kDims; ++i) acc[warp][g][lane * kDims + i] = state.acc[g][i];
+      if (lane == 0) max_sum[warp][g] = {state.m[g], state.sum[g]};
     }
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < n_heads * a.head_dim; i += kThreads) {
-    const int g = i / static_cast<int>(a.head_dim), c = i % static_cast<int>(a.head_dim);
-    float top = kNone, sum = 0.0f, total = 0.0f;
+  // Merges them into the piece's output, which is the result where there is no other piece.
+  __device__ __forceinline__ void merge(const Piece<kLanes, kHeads>& p) const {
+    const DecodeArgs& d = p.d;
+    const int n = static_cast<int>(d.a.head_dim);
+    for (int i = threadIdx.x; i < p.n_heads * n; i += Piece<kLanes, kHeads>::kThreads) {
+      const int g = i / n, c = i % n;
+      float top = kNone, sum = 0.0f, total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps<kHeads>; ++w) top = fmaxf(top, shared_max_sum[w][g].x);
+      for (int w = 0; w < kWarps<kHeads>; ++w) top = fmaxf(top, max_sum[w][g].x);
 #pragma unroll
-    for (int w = 0; w < kWarps<kHeads>; ++w) {
-      const float scale = exp2f(shared_max_sum[w][g].x - top);
-      sum = fmaf(scale, shared_max_sum[w][g].y, sum);
-      total = fmaf(scale, shared_acc[w][g][c], total);
+      for (int w = 0; w < kWarps<kHeads>; ++w) {
+        const float scale = exp2f(max_sum[w][g].x - top);
+        sum = fmaf(scale, max_sum[w][g].y, sum);
+        total = fmaf(scale, acc[w][g][c], total);
+      }
+      if (p.splits == 1) {
+        store_output(d, p.t, p.head, i, (1.0f / sum) * total);
+        continue;
+      }
+      const int64_t at = (p.t * d.a.n_head + p.head + g) * d.max_splits + blockIdx.x;
+      d.acc[at * n + c] = total;
+      if (c == 0) d.max_sum[at] = {top, sum};
     }
-    if (splits == 1) {
-      store_output(d, t, head, i, (1.0f / sum) * total);
-      continue;
-    }
-    const int64_t at = (t * a.n_head + head + g) * d.max_splits + blockIdx.x;
-    d.acc[at * a.head_dim + c] = total;
-    if (c == 0) d.max_sum[at] = {top, sum};
   }
-  if (splits == 1) return;
+};
+
+// Whether this block is the last of the token's pieces of these heads to have written its output.
+__device__ __forceinline__ bool is_last(const DecodeArgs& d, int64_t t, int splits) {
+  __shared__ bool last;
   __threadfence();  // the piece is visible before it is counted
   __syncthreads();
   if (threadIdx.x == 0) {
     unsigned& finished = d.finished[t * gridDim.y + blockIdx.y];
-    last_block = atomicAdd(&finished, 1u) == static_cast<unsigned>(splits) - 1;
-    if (last_block) finished = 0;  // for the next launch
+    last = atomicAdd(&finished, 1u) == static_cast<unsigned>(splits) - 1;
+    if (last) finished = 0;  // for the next launch
   }
   __syncthreads();
-  if (!last_block) return;
-  __threadfence();
-  merge_pieces<kThreads, kHeads>(d, t, head, n_heads, splits);
+  if (last) __threadfence();
+  return last;
+}
+
+template <int kLanes, int kHeads>
+__global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
+    decode_kernel(const __grid_constant__ DecodeArgs d) {
+  using Work = Piece<kLanes, kHeads>;
+  constexpr int kStep = Work::kGroups * kBatch;
+  __shared__ WarpStates<kLanes, kHeads> states;
+  __shared__ NewToken<kLanes, kHeads> token;
+  grid_trigger();
+  Work p(d);
+  // A guess, as good as certain: the position is there already unless it was uploaded just now.
+  p.place(max(0, min(__ldcg(d.a.pos + p.t), static_cast<int>(d.a.n_ctx) - 1)));
+  if (p.rotates) token.find_rotations(d.rope, p.pos);
+  p.prefetch();
+  grid_wait();
+  const int pos = __ldcg(d.a.pos + p.t);
+  KvBatch batch;
+  p.load(batch, p.first);
+  if (pos != p.pos) {
+    p.place(pos);
+    if (p.rotates) token.find_rotations(d.rope, pos);
+    p.load(batch, p.first);
+  }
+  if (p.first >= p.last) return;
+  if (p.rotates) {
+    __syncthreads();
+    token.rotate(d.rope, p.head, p.n_heads, p.kv_head, p.has_pos);
+    __syncthreads();
+    if (p.has_pos && p.head == p.kv_head * d.group) p.store_kv(token);
+  }
+  float q[kHeads][kDims];
+  p.load_q(token, q);
+  Running<kLanes, kHeads> state;
+  for (int base = p.first; base < p.last; base += kStep) {
+    p.insert(batch, base, token);
+    state.add(q, batch.k, batch.v, batch.count);
+    if (base + kStep < p.last) p.load(batch, base + kStep);
+  }
+  state.merge_warp();
+  states.store(state);
+  __syncthreads();
+  states.merge(p);
+  if (p.splits > 1) {
+    if (!is_last(d, p.t, p.splits)) return;
+    merge_pieces<Work::kThreads, kHeads>(d, p.t, p.head, p.n_heads, p.splits);
+  }
+  if (p.rotates) p.store_q(token);
 }
 
 using DecodeKernel = void (*)(DecodeArgs);
@@ -305,8 +443,9 @@ AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_hea
           static_cast<size_t>(max_tokens * n_head) * sizeof(unsigned)};
 }
 
-void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
-                      Act out) {
+void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out,
+                      const RopeKvArgs* rope) {
+  HEARTH_CHECK(rope == nullptr || T == 1);
   AttentionArgs a = args;
   if (a.q_stride == 0) a.q_stride = a.n_head * a.head_dim;
   const int64_t group = a.n_head / a.n_head_kv;
@@ -315,6 +454,7 @@ void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, floa
   const int64_t pieces = T * a.n_head * splits;
   const bool whole_blocks = a.head_dim % 32 == 0;
   const DecodeArgs d{a,
+                     rope != nullptr ? *rope : RopeKvArgs{},
                      static_cast<int>(group),
                      static_cast<int>(blocks_q),
                      static_cast<int>(splits),

@@ -36,4 +36,15 @@ __device__ __forceinline__ void wait_copy_groups() {
 #endif
 }
 
+// Brings [p, p + bytes) into the second-level cache: multiples of 16.
+__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#else
+  for (int i = 0; i < bytes; i += 128) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p) + i));
+  }
+#endif
+}
+
 }  // namespace hearth::cuda

@@ -70,7 +70,7 @@ class CudaDevice final : public Device {
   }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { gpu_.norm(args, x, T, out); }
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
-  void rope_kv(const RopeKvArgs& args, int64_t T) override { cuda::rope_kv(gpu_, args, T); }
+  void rope_kv(const RopeKvArgs& args, int64_t T) override { gpu_.rope_kv(args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
@@ -353,7 +353,10 @@ void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
     fail("heads of {} dimensions are not supported on the GPU, expected a multiple of 8 up to 256; use --device cpu",
          a.head_dim);
   }
-  if (T <= kDecodeTokens) return attention_decode(gpu_, a, T, scratch_.attention, scratch_.counters, out);
+  if (T <= kDecodeTokens) {
+    const auto rope = gpu_.take_rope(a, T, out);
+    return attention_decode(gpu_, a, T, scratch_.attention, scratch_.counters, out, rope ? &*rope : nullptr);
+  }
   attention_prefill(gpu_, a, T, out.x);
   if (out.q8 != nullptr) quantize_rows(gpu_, out.x, T, a.n_head * a.head_dim, out.q8);
 }

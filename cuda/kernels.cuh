@@ -64,8 +64,9 @@ struct AttentionScratch {
 };
 AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
                                    int64_t max_tokens);
-void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
-                      Act out);
+// rope: of the one token, to be done on the way (OpQueue::take_rope()), or null.
+void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out,
+                      const RopeKvArgs* rope);
 
 // --- attention_prefill.cu: many tokens, tensor cores ---
 void attention_prefill(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* out);

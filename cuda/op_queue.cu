@@ -14,9 +14,11 @@ bool overlap(const float* a, int64_t n_a, const float* b, int64_t n_b) {
 }  // namespace
 
 void OpQueue::flush() {
-  if (!norm_) return;
-  const Norm n = *std::exchange(norm_, std::nullopt);
-  cuda::norm(gpu_, n.args, n.x, 1, n.out);
+  if (norm_) {
+    const Norm n = *std::exchange(norm_, std::nullopt);
+    cuda::norm(gpu_, n.args, n.x, 1, n.out);
+  }
+  if (rope_) cuda::rope_kv(gpu_, *std::exchange(rope_, std::nullopt), 1);
 }
 
 void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
@@ -27,6 +29,12 @@ void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
   norm_ = {a, x, out};
 }
 
+void OpQueue::rope_kv(const RopeKvArgs& a, int64_t T) {
+  flush();
+  if (T != 1) return cuda::rope_kv(gpu_, a, T);
+  rope_ = a;
+}
+
 std::optional<InputNorm> OpQueue::take_norm(Act in, int64_t n, std::span<const Output> outputs) {
   if (!norm_ || norm_->out.x != in.x || norm_->out.q8 != in.q8 || norm_->args.n != n) return std::nullopt;
   for (const Output& o : outputs) {
@@ -34,6 +42,18 @@ std::optional<InputNorm> OpQueue::take_norm(Act in, int64_t n, std::span<const O
   }
   const Norm held = *std::exchange(norm_, std::nullopt);
   return InputNorm{held.x, held.args.weight.data, held.args.eps, static_cast<int>(n), held.out};
+}
+
+std::optional<RopeKvArgs> OpQueue::take_rope(const AttentionArgs& a, int64_t T, Act out) {
+  if (!rope_) return std::nullopt;
+  const RopeKvArgs& r = *rope_;
+  const bool same = T == 1 && r.q == a.q && r.k_cache == a.k_cache && r.v_cache == a.v_cache && r.n_ctx == a.n_ctx &&
+                    r.pos == a.pos && r.n_head == a.n_head && r.n_head_kv == a.n_head_kv && r.head_dim == a.head_dim;
+  const int64_t n_q = a.n_head * a.head_dim, n_kv = a.n_head_kv * a.head_dim;
+  if (!same || overlap(out.x, n_q, r.q, n_q) || overlap(out.x, n_q, r.k, n_kv) || overlap(out.x, n_q, r.v, n_kv)) {
+    return std::nullopt;
+  }
+  return *std::exchange(rope_, std::nullopt);
 }
 
 }  // namespace hearth::cuda

@@ -3,44 +3,12 @@
 
 #include "cuda/kernels.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/rope.cuh"
 
 namespace hearth::cuda {
 namespace {
 
 constexpr int kHeadsPerBlock = 4;
-
-// cos and sin of pos * inv_freq, times the attention factor. The product is reduced in double precision: in single, its
-// error would grow with the position to a thousandth of a radian at 16k.
-__device__ float2 rotation(const RopeKvArgs& a, int pair, int pos) {
-  constexpr double kTwoPi = 6.283185307179586476925;
-  const double angle = static_cast<double>(pos) * static_cast<double>(a.inv_freq[pair]);
-  const double turns = rint(angle / kTwoPi);
-  float s, c;
-  sincosf(static_cast<float>(fma(-turns, kTwoPi, angle)), &s, &c);
-  return {c * a.attention_factor, s * a.attention_factor};
-}
-
-__device__ void norm_head(float* head, int n, const float* weight, float eps) {
-  const int lane = threadIdx.x % kWarp;
-  float sum = 0.0f;
-  for (int i = lane; i < n; i += kWarp) sum += head[i] * head[i];
-  const float scale = 1.0f / sqrtf(group_sum(sum) / static_cast<float>(n) + eps);
-  for (int i = lane; i < n; i += kWarp) head[i] *= scale * weight[i];
-  __syncwarp();
-}
-
-__device__ void rotate_head(float* head, const RopeKvArgs& a, int pos) {
-  const int half = static_cast<int>(a.n_rot / 2);
-  for (int pair = threadIdx.x % kWarp; pair < half; pair += kWarp) {
-    const float2 r = rotation(a, pair, pos);
-    float& first = a.rope == RopeKind::neox ? head[pair] : head[2 * pair];
-    float& second = a.rope == RopeKind::neox ? head[pair + half] : head[2 * pair + 1];
-    const float x = first, y = second;
-    first = x * r.x - y * r.y;
-    second = x * r.y + y * r.x;
-  }
-  __syncwarp();
-}
 
 __device__ void store_cache(f16_t* cache, const RopeKvArgs& a, int64_t head, int pos, const float* values) {
   f16_t* to = cache + (head * a.n_ctx + pos) * a.head_dim;
@@ -69,7 +37,7 @@ __global__ void __launch_bounds__(kHeadsPerBlock* kWarp)
   if (!is_q && !is_k) return store_cache(a.v_cache, a, h, pos, head);
   const Vector& weight = is_q ? a.q_norm : a.k_norm;
   if (weight.data != nullptr) norm_head(head, d, weight.data, a.norm_eps);
-  if (a.rope != RopeKind::none) rotate_head(head, a, pos);
+  if (a.rope != RopeKind::none) rotate_head(head, a, [&](int pair) { return rotation(a, pair, pos); });
   if (is_k) return store_cache(a.k_cache, a, h, pos, head);
   for (int i = lane; i < d; i += kWarp) a.q[t * a.q_stride + h * d + i] = head[i];
 }
