@@ -1,9 +1,6 @@
 #include "tools/common.h"
 
-#include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 
 #include "core/error.h"
@@ -47,22 +44,11 @@ uint64_t context_bytes(const Device& device) {
   return 0;
 }
 
-// --sparse-threshold: a number, or "sidecar".
-void set_threshold(const std::string& text, ModelOptions& o) {
-  if (o.sidecar_thresholds = text == "sidecar"; o.sidecar_thresholds) return;
-  const char* const end = text.data() + text.size();
-  const auto [read, error] = std::from_chars(text.data(), end, o.sparse_threshold);
-  if (error != std::errc() || read != end || !(o.sparse_threshold >= 0) || !std::isfinite(o.sparse_threshold)) {
-    fail("--sparse-threshold is '{}', expected a number, 0 or more, or \"sidecar\"", text);
-  }
-}
-
 engine::EngineOptions engine_options(const ModelOptions& o) {
   engine::EngineOptions e;
   e.n_ctx = o.n_ctx;
   e.n_batch = o.n_batch;
   e.sparsity = engine::parse_sparsity(o.sparsity);
-  e.sparse_threshold = o.sparse_threshold;
   e.use_graph = !o.no_graph && !o.profile;  // operations inside a graph cannot be timed one by one
   e.on_stall = [](const std::string& why) {
     log::write(log::Level::quiet, "error: ", why);
@@ -132,12 +118,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->check(CLI::IsMember({"off", "exact", "predict", "auto"}))
       ->capture_default_str()
       ->group("Model");
-  sub.add_option_function<std::string>(
-         "--sparse-threshold", [&o](const std::string& text) { set_threshold(text, o); },
-         "A neuron is active when |act(gate)| exceeds this; above 0 the result is approximate. \"sidecar\": the "
-         "thresholds by layer that `hearth tune` wrote (default: 0)")
-      ->type_name("X")
-      ->group("Model");
+  add_threshold_option(sub, o.sparse_threshold);
   add_predictor_option(sub, o.predictor);
   sub.add_option("-b,--batch-size", o.n_batch, "Prompt tokens evaluated at once")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
@@ -162,9 +143,10 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                  "(default: the whole model on the GPU where it fits)")
       ->type_name("GiB")
       ->group("Hardware");
-  sub.add_option("--plan", o.plan, "Divide the model as this file says, written by `hearth plan --save`")
-      ->type_name("FILE")
-      ->group("Hardware");
+  auto* plan = sub.add_option("--plan", o.plan, "Divide the model as this file says, written by `hearth plan --save`")
+                   ->type_name("FILE")
+                   ->group("Hardware");
+  add_gpu_index_option(sub, o.gpu_index, "Hardware")->excludes(plan);
   sub.add_option("--sidecar", o.sidecar,
                  "Activation statistics and predictors (default: MODEL.sparse.gguf, where there is one)")
       ->type_name("FILE")
@@ -186,7 +168,8 @@ Session::Session(const ModelOptions& options) {
   model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
   sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
   choose_predictors(*model_, sidecar(), options.predictor);
-  read_thresholds(options);
+  const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
+  thresholds_ = choose_thresholds(*model_, sidecar(), options.sparse_threshold, predicts);
   start(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const model::Config& c = model_->config();
@@ -198,21 +181,13 @@ Session::Session(const ModelOptions& options) {
              c.ffn.reason);
 }
 
-void Session::read_thresholds(const ModelOptions& options) {
-  approximate_ = options.sparse_threshold > 0;
-  if (!options.sidecar_thresholds) return;
-  if (!sidecar_ || !sidecar_->thresholds) {
-    fail("there are no tuned thresholds for '{}'; `hearth tune -m MODEL -f TEXT` makes them", options.model);
-  }
-  layer_thresholds_ = sidecar_->thresholds->by_layer;
-  approximate_ = std::any_of(layer_thresholds_.begin(), layer_thresholds_.end(), [](float t) { return t > 0; });
-}
-
 void Session::start(const ModelOptions& options) {
   const std::string wanted = device_of(options);
-  if (options.vram_budget || options.plan) {
-    if (wanted == "cpu" || options.isa)
-      fail("--vram-budget and --plan divide a model between GPU and CPU; leave out --device cpu and --isa");
+  if (options.vram_budget || options.plan || options.gpu_index) {
+    if (wanted == "cpu" || options.isa) {
+      fail(
+          "--vram-budget, --plan and --gpu-index divide a model between GPU and CPU; leave out --device cpu and --isa");
+    }
     return start_divided(options);
   }
   if (wanted == "cpu") return start_on_cpu(options);
@@ -280,10 +255,11 @@ void Session::start_divided(const ModelOptions& options) {
   offline::PlanRequest request;
   request.n_ctx = options.n_ctx, request.n_batch = options.n_batch;
   request.sparsity = offline::parse_sparsity_rule(options.sparsity);
-  if (options.sparsity == "auto" && options.sparse_threshold > 0) request.sparsity = offline::SparsityRule::exact;
   planned_ = plan_run(*model_, sidecar(),
                       {.vram_budget = options.vram_budget,
                        .plan_file = options.plan,
+                       .gpu_index = options.gpu_index,
+                       .thresholds = thresholds_.by_layer,
                        .request = request,
                        .machine = {.gpu = options.gpu, .threads = options.threads},
                        .context_bytes = context_bytes(*device_)});
@@ -298,7 +274,7 @@ void Session::make_engine(const ModelOptions& options) {
   if (options.profile) profiler_ = std::make_unique<engine::ProfilingDevice>(*device_);
   Device& device = profiler_ ? static_cast<Device&>(*profiler_) : *device_;
   engine::EngineOptions e = engine_options(options);
-  e.layer_thresholds = layer_thresholds_;
+  e.layer_thresholds = thresholds_.by_layer;
   if (!planned_) {
     engine_ = std::make_unique<engine::Engine>(*model_, device, e);
     return;
@@ -316,18 +292,26 @@ std::string Session::sparsity_reason(const ModelOptions& options) {
     for (const model::LayerWeights& layer : model_->weights().layers) {
       if (layer.predictor.weights) method = layer.predictor.method;
     }
-    return fmt::format("approximate: what the {} predictors miss is left out; --predictor none does without", method);
+    std::string left_out = fmt::format("what the {} predictors miss", method);
+    if (!thresholds_.score_words.empty()) left_out += fmt::format(" ({})", thresholds_.score_words);
+    if (!thresholds_.words.empty()) left_out += ", and by " + thresholds_.words + ",";
+    return fmt::format("approximate: {} is left out; --predictor none does without predictors", left_out);
   }
   if (engine_->sparsity() != engine::Sparsity::off) {
-    if (!layer_thresholds_.empty()) return "approximate: thresholds by layer from the sidecar";
-    if (options.sparse_threshold > 0) return fmt::format("approximate: threshold {}", options.sparse_threshold);
+    if (!thresholds_.words.empty()) return "approximate: " + thresholds_.words;
     return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
   }
   if (options.sparsity == "off") return "as asked";
-  if (!ffn.sparse() && !approximate_) {
+  if (!ffn.sparse() && !thresholded()) {
     return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
   }
   return model_->prepare_sparse().value_or("");  // why the engine could not
+}
+
+void Session::eval_all(std::span<const int32_t> ids,
+                       FunctionRef<void(int64_t i, std::span<const float> logits)> visit) {
+  if (!one_by_one()) return engine_->eval_all(ids, visit);
+  for (size_t i = 0; i < ids.size(); ++i) visit(static_cast<int64_t>(i), engine_->eval(ids.subspan(i, 1)));
 }
 
 const text::Tokenizer* Session::tokenizer() {

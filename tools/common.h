@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/device.h"
@@ -14,6 +15,7 @@
 #include "model/sidecar.h"
 #include "text/tokenizer.h"
 #include "tools/placing.h"
+#include "tools/thresholds.h"
 
 namespace hearth::tools {
 
@@ -26,14 +28,14 @@ struct ModelOptions {
   int64_t n_ctx = 0;                      // 0: the model's, at most 4096
   int64_t n_batch = 512;
   std::string sparsity = "auto";
-  float sparse_threshold = 0.0f;
-  std::string predictor = "auto";   // none, auto, or a method that every predictor must be of
-  bool sidecar_thresholds = false;  // those that `hearth tune` wrote, by layer, instead
+  SparseThreshold sparse_threshold;
+  std::string predictor = "auto";  // none, auto, or a method that every predictor must be of
   std::optional<std::string> activation;
   std::optional<std::string> isa;
-  std::optional<double> vram_budget;   // GiB; divides the model between GPU and CPU
-  std::optional<std::string> plan;     // a saved plan to obey instead of making one
-  std::optional<std::string> sidecar;  // activation statistics and predictors; default: beside the model
+  std::optional<double> vram_budget;     // GiB; divides the model between GPU and CPU
+  std::optional<std::string> plan;       // a saved plan to obey instead of making one
+  std::optional<std::string> gpu_index;  // PowerInfer's choice of hot neurons
+  std::optional<std::string> sidecar;    // activation statistics and predictors; default: beside the model
   bool no_graph = false;
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the device with a ProfilingDevice; no flag of its own
@@ -67,8 +69,16 @@ class Session {
   engine::ProfilingDevice* profiler() { return profiler_.get(); }                    // null unless options.profile
   const model::Sidecar* sidecar() const { return sidecar_ ? &*sidecar_ : nullptr; }  // null: there is none
   double load_seconds() const { return load_seconds_; }
-  // A threshold above 0 leaves out neurons that are not zero.
-  bool approximate() const { return approximate_; }
+  // Thresholds leave out neurons that are not zero.
+  bool thresholded() const { return !thresholds_.by_layer.empty(); }
+  // Neurons that are not zero may be left out, by thresholds or predictors. Batches are dense: to see what that does,
+  // tokens must be evaluated one by one, as a text is generated.
+  bool one_by_one() const {
+    const engine::Sparsity s = engine_->sparsity();
+    return s == engine::Sparsity::predict || (s == engine::Sparsity::exact && thresholded());
+  }
+  // Evaluates ids and calls visit(i, logits) for each, one by one where that makes a difference.
+  void eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
   const std::optional<PlannedRun>& planned() const { return planned_; }  // when the model is divided
 
   // The model's vocabulary; null when its file has none.
@@ -84,7 +94,6 @@ class Session {
   void start_on_cpu(const ModelOptions& options);
   void start_divided(const ModelOptions& options);
   void make_engine(const ModelOptions& options);
-  void read_thresholds(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
 
   std::unique_ptr<ThreadTeam> team_;
@@ -96,8 +105,7 @@ class Session {
   std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::optional<int> gpu_;
-  std::vector<float> layer_thresholds_;  // from the sidecar, where they were asked for
-  bool approximate_ = false;
+  ChosenThresholds thresholds_;
   double load_seconds_ = 0;
 };
 

@@ -36,7 +36,7 @@ void report(Options o) {
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = o.vram_budget || gpu ? choose_budget(o.vram_budget, o.machine, gpu, why) : 0;
   set_machine(o.machine, gpu, o.request);
-  const offline::Planner planner = make_planner(m, &*sidecar, o.request);
+  const offline::Planner planner = make_planner(m, {.sidecar = &*sidecar}, o.request);
   const std::string page = offline::html_report(*sidecar, planner, planner.plan());
   AtomicFile file(o.output);
   file.write(page.data(), page.size());

@@ -57,15 +57,15 @@ void check_ids(const std::vector<int32_t>& ids, int64_t n_vocab) {
 }
 
 // Evaluates one window from an empty context and adds its targets' likelihoods.
-void score_window(engine::Engine& engine, std::span<const int32_t> ids, std::optional<int32_t> bos, const Window& w,
+void score_window(Session& session, std::span<const int32_t> ids, std::optional<int32_t> bos, const Window& w,
                   NllMean& mean) {
   std::vector<int32_t> inputs;
   if (bos) inputs.push_back(*bos);
   const auto text = ids.subspan(static_cast<size_t>(w.begin), static_cast<size_t>(w.n_inputs));
   inputs.insert(inputs.end(), text.begin(), text.end());
   const int64_t skipped = static_cast<int64_t>(inputs.size()) - w.n_targets;  // scored by an earlier window
-  engine.truncate(0);
-  engine.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
+  session.engine().truncate(0);
+  session.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
     if (i < skipped) return;
     mean.add(offline::negative_log_likelihood(logits, ids[static_cast<size_t>(w.first_target + i - skipped)]));
   });
@@ -74,10 +74,9 @@ void score_window(engine::Engine& engine, std::span<const int32_t> ids, std::opt
 void perplexity(PerplexityOptions o) {
   if (!o.file && !o.ids_file) fail("there is nothing to evaluate; give a text with -f or token ids with --ids-file");
   if (o.window > 0 && o.model.n_ctx == 0) o.model.n_ctx = o.window;  // a longer context would stay empty
-  const bool one_by_one = o.model.sparse_threshold > 0 || o.model.sidecar_thresholds;
-  if (one_by_one) o.model.n_batch = 1;
   Session session(o.model);
-  if (one_by_one) log::info("a threshold acts on single tokens, so they are evaluated one by one");
+  if (session.one_by_one())
+    log::info("only single tokens leave neurons out, so they are evaluated one by one; --sparsity off is faster");
   engine::Engine& engine = session.engine();
   std::vector<int32_t> ids;
   std::optional<int32_t> bos;
@@ -99,7 +98,7 @@ void perplexity(PerplexityOptions o) {
   {
     Progress progress(static_cast<int64_t>(windows.size()));
     for (size_t i = 0; i < windows.size(); ++i) {
-      score_window(engine, ids, bos, windows[i], mean);
+      score_window(session, ids, bos, windows[i], mean);
       progress.update(static_cast<int64_t>(i) + 1,
                       fmt::format("perplexity {:.3f} ± {:.3f}", mean.perplexity(), mean.perplexity_error()));
     }

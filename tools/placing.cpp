@@ -5,6 +5,7 @@
 #include "core/thread_team.h"
 #include "cpu/cpu.h"
 #include "model/sidecar.h"
+#include "offline/plan/gpu_index.h"
 #include "offline/plan/machine.h"
 #include "offline/plan/plan_file.h"
 #include "tools/common.h"
@@ -107,17 +108,31 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
   add_thread_option(sub, o.threads);
 }
 
-offline::Planner make_planner(const model::Model& model, const model::Sidecar* sidecar,
-                              const offline::PlanRequest& request) {
+CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& path, const char* group) {
+  return sub
+      .add_option(
+          "--gpu-index", path,
+          "The neurons on the GPU are those of this index that PowerInfer made, MODEL.generated.gpuidx, and not "
+          "the planner's choice")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+offline::Planner make_planner(const model::Model& model, const PlanInputs& inputs, offline::PlanRequest request) {
   offline::ModelShape shape = offline::shape_of(model);
-  offline::Frequencies frequencies = offline::frequencies_of(shape, sidecar);
+  offline::Frequencies frequencies = offline::frequencies_of(shape, inputs.sidecar, inputs.thresholds);
+  request.thresholds = !inputs.thresholds.empty();
+  const model::Config& c = model.config();
+  if (inputs.gpu_index) request.gpu_buckets = offline::read_gpu_index(*inputs.gpu_index, c.n_layer, c.n_ff);
   return {std::move(shape), std::move(frequencies), request};
 }
 
 PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest r) {
   std::string why;
   const std::optional<cuda::GpuInfo> gpu = find_gpu(r.machine.gpu, why);
-  if (!gpu) fail("no GPU to place a part of the model on: {}; without --vram-budget and --plan the CPU is used", why);
+  if (!gpu)
+    fail("no GPU to place a part of the model on: {}; without --vram-budget, --plan and --gpu-index the CPU is used",
+         why);
   PlannedRun run;
   if (r.plan_file) {
     run.placement = offline::load_placement(*r.plan_file);
@@ -127,7 +142,7 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     if (!r.vram_budget) r.request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
     set_machine(r.machine, gpu, r.request);
     if (r.context_bytes) r.request.reserve.context_bytes = *r.context_bytes;
-    offline::Plan plan = make_planner(model, sidecar, r.request).plan();
+    offline::Plan plan = make_planner(model, {sidecar, r.thresholds, r.gpu_index}, r.request).plan();
     run.tokens_per_second = plan.tokens_per_second();
     run.placement = std::move(plan.placement);
   }

@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "cuda/cuda.h"
 #include "engine/placement.h"
@@ -40,6 +42,8 @@ struct PlannedRun {
 struct RunRequest {
   std::optional<double> vram_budget;     // GiB; default: what is free
   std::optional<std::string> plan_file;  // load this plan instead of making one
+  std::optional<std::string> gpu_index;  // PowerInfer's choice of hot neurons
+  std::vector<float> thresholds;         // of |act(gate)|, by layer; empty: none
   offline::PlanRequest request;          // context, batch and sparsity; the rest is filled in
   MachineOptions machine;
   std::optional<uint64_t> context_bytes;  // what the device's context takes, where it is known
@@ -48,8 +52,15 @@ struct RunRequest {
 // model does not fit the budget's plan.
 PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest run);
 
-// A planner for the model with the predictors it has.
-offline::Planner make_planner(const model::Model& model, const model::Sidecar* sidecar,
-                              const offline::PlanRequest& request);
+CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& path, const char* group);
+
+// What a plan is made for, beside the model and its predictors.
+struct PlanInputs {
+  const model::Sidecar* sidecar = nullptr;  // null: there is none
+  std::span<const float> thresholds = {};   // of |act(gate)|, by layer; empty: none
+  std::optional<std::string> gpu_index = {};
+};
+// Throws Error when the GPU index is not the model's.
+offline::Planner make_planner(const model::Model& model, const PlanInputs& inputs, offline::PlanRequest request);
 
 }  // namespace hearth::tools

@@ -19,7 +19,8 @@ namespace {
 
 struct Options {
   std::string model, save, sparsity = "auto", predictor = "auto";
-  std::optional<std::string> sidecar, activation;
+  std::optional<std::string> sidecar, activation, gpu_index;
+  SparseThreshold sparse_threshold;
   std::optional<double> vram_budget;  // GiB
   offline::PlanRequest request;
   MachineOptions machine;
@@ -37,7 +38,9 @@ void plan(Options o) {
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);
   set_machine(o.machine, gpu, o.request);
-  const offline::Planner planner = make_planner(m, statistics, o.request);
+  const bool predicts = o.sparsity == "auto" || o.sparsity == "predict";
+  const ChosenThresholds thresholds = choose_thresholds(m, statistics, o.sparse_threshold, predicts);
+  const offline::Planner planner = make_planner(m, {statistics, thresholds.by_layer, o.gpu_index}, o.request);
   const offline::Plan result = planner.plan();
   const offline::Explanation explanation = offline::explain(planner, result);
   if (o.json) {
@@ -85,6 +88,8 @@ void register_plan(CLI::App& app) {
       ->capture_default_str()
       ->group("Plan");
   add_predictor_option(*sub, o->predictor);
+  add_threshold_option(*sub, o->sparse_threshold);
+  add_gpu_index_option(*sub, o->gpu_index, "Plan");
   sub->add_option("--save", o->save, "Write the plan, to be given back when running")->type_name("FILE")->group("Plan");
   add_machine_options(*sub, o->machine);
   sub->add_flag("--json", o->json, "Print JSON")->group("General");

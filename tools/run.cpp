@@ -63,7 +63,7 @@ std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::
 void print_skipped(Session& session, const RunOptions& o) {
   engine::Engine& engine = session.engine();
   const double density = engine.density().density(engine.config().n_ff);
-  if (std::isnan(density) || !session.approximate()) return;
+  if (std::isnan(density) || !session.thresholded()) return;
   std::string line = fmt::format("{:.2f} % of the neurons, by a threshold", 100 * (1 - density));
   const auto sidecar = model::Sidecar::find(session.model().file(), session.model().config(), o.model.sidecar);
   if (sidecar && sidecar->has_statistics() && sidecar->statistics.threshold == 0) {

@@ -173,7 +173,8 @@ void tune(Options o) {
                                      parts.texts,         o.validation.has_value(),  o.request.window,
                                      parts.fit.targets(), parts.validation.targets()};
   const nlohmann::json record = offline::tune_record(*result, o.request, context);
-  sidecar.thresholds = model::TunedThresholds{result->chosen.thresholds, record.dump()};
+  sidecar.thresholds = model::TunedThresholds{result->chosen.thresholds, record.dump(),
+                                              std::move(result->chosen_active), result->counted_tokens};
   sidecar.write(sidecar_path);
   if (o.json) {
     write_json(record);

@@ -87,6 +87,7 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
   const auto share = [&](int64_t k) { return 100.0 * static_cast<double>(k) / static_cast<double>(neurons); };
   std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
                                 100 * plan.hit_rate, planner.frequencies().source);
+  if (!planner.request().gpu_buckets.empty()) out += "\n  hot neurons: those of the GPU index, not the plan's choice";
   if (gates > hot) {
     out += fmt::format(
         "\n  gate rows: {:.1f} % on the GPU, also those of cold neurons: a gate row is read for every token, an up or "
@@ -125,7 +126,8 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
       plan.tokens_per_second(), 1e3 * plan.seconds, 100 * plan.hit_rate, 100 * plan.density, plan.traffic.gpu() / 1e6,
       plan.traffic.cpu() / 1e6, plan.n_kv, static_cast<double>(plan.gpu.total()) / kGiB,
       static_cast<double>(plan.placement.vram_budget) / kGiB, static_cast<double>(plan.host_bytes) / kGiB);
-  out += fmt::format("optimality: no plan of this budget is more than {:.3f} % faster, by the same cost model\n",
+  out += fmt::format("optimality: no plan of this budget{} is more than {:.3f} % faster, by the same cost model\n",
+                     planner.request().gpu_buckets.empty() ? "" : " with these neurons on the GPU",
                      100 * std::max(0.0, plan.seconds / plan.bound - 1));
   if (e.one_more_gib) {
     out += fmt::format("one more GiB: {:.1f} tok/s ({:+.1f} %), hit rate {:.1f} %\n", e.one_more_gib->tokens_per_second,

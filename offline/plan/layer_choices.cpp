@@ -19,7 +19,7 @@ constexpr int32_t kListedNeurons = 256;                   // layers up to this s
 }  // namespace
 
 LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const CostModel& cost,
-                       const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv)
+                       const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv, const std::vector<int32_t>* gpu_bucket)
     : shape_(shape),
       cost_(cost),
       reserve_(reserve),
@@ -30,8 +30,15 @@ LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const
       predicted_(order_.size() + 1) {
   HEARTH_CHECK(p.size() == order_.size(), "{} frequencies of {} neurons", p.size(), order_.size());
   std::iota(order_.begin(), order_.end(), 0);
-  std::stable_sort(order_.begin(), order_.end(),
-                   [&](int32_t a, int32_t b) { return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)]; });
+  std::vector<bool> listed(order_.size());
+  if (gpu_bucket != nullptr) {
+    prescribed_ = static_cast<int32_t>(gpu_bucket->size());
+    for (const int32_t id : *gpu_bucket) listed[static_cast<size_t>(id)] = true;
+  }
+  std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
+    const auto i = static_cast<size_t>(a), j = static_cast<size_t>(b);
+    return listed[i] != listed[j] ? listed[i] : p[i] > p[j];
+  });
   for (size_t k = 0; k < order_.size(); ++k) {
     const double f = p[static_cast<size_t>(order_[k])];
     active_[k + 1] = active_[k] + f;
@@ -161,16 +168,21 @@ void LayerCosts::add_gate_choices(LayerChoice c, std::vector<LayerChoice>& out) 
     }
   }
   if (n <= kListedNeurons) return;
-  c.hot = 0;
-  for (const int32_t g : counts) {
+  c.hot = counts.front();
+  for (const int32_t g : row_counts()) {
+    if (g < c.hot) continue;
     c.gates = g;
     out.push_back(c);
   }
 }
 
-// Numbers of hot neurons worth telling apart: all in small layers, every few in large ones. A group of n_ff / 1024
-// neurons is less than a millionth of the time of a token that a plan could win by splitting it.
 std::vector<int32_t> LayerCosts::hot_counts() const {
+  return prescribed_ ? std::vector<int32_t>{*prescribed_} : row_counts();
+}
+
+// Numbers of neurons worth telling apart: all in small layers, every few in large ones. A group of n_ff / 1024 neurons
+// is less than a millionth of the time of a token that a plan could win by splitting it.
+std::vector<int32_t> LayerCosts::row_counts() const {
   const auto n = static_cast<int32_t>(shape_.n_ff);
   if (!shape_.by_neuron) return {0, n};
   const int32_t step = n <= kListedNeurons ? 1 : std::max(1, n / 1024);
@@ -190,7 +202,7 @@ std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_fami
         continue;
       }
       if (selection == Selection::predictor) {
-        out.push_back(c);  // predictor and all neurons on the CPU
+        if (prescribed_.value_or(0) == 0) out.push_back(c);  // predictor and all neurons on the CPU
         c.predictor = Where::gpu;
       }
       for (const int32_t k : hot_counts()) {

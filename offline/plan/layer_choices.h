@@ -1,6 +1,7 @@
 #pragma once
 // The ways one layer can be placed, each with its bytes of GPU memory and its time per token.
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,10 +41,11 @@ struct Traffic {
 class LayerCosts {
  public:
   // `frequencies` [n_ff]; n_ctx positions are allocated, n_kv of them are read by an average token.
+  // `gpu_bucket`: these neurons are on the GPU and no others; null: as many of the most frequent ones as pays.
   LayerCosts(const LayerShape& shape, std::span<const double> frequencies, const CostModel& cost,
-             const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv);
+             const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv, const std::vector<int32_t>* gpu_bucket = nullptr);
 
-  // Neurons by falling frequency; of equal ones the lower id first.
+  // Neurons by falling frequency, those of a prescribed bucket before the others; of equal ones the lower id first.
   const std::vector<int32_t>& order() const { return order_; }
 
   uint64_t gpu_bytes(const LayerChoice& choice) const;
@@ -71,13 +73,15 @@ class LayerCosts {
   FfnTime ffn_time(const LayerChoice& choice) const;
   void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
   int32_t balanced_gates(const LayerChoice& choice) const;
+  std::vector<int32_t> row_counts() const;
   std::vector<int32_t> hot_counts() const;
 
   LayerShape shape_;
   CostModel cost_;
   GpuReserve reserve_;
-  uint64_t kv_bytes_ = 0;  // of the cache as allocated
-  double kv_read_ = 0;     // of the cache, by an average token
+  uint64_t kv_bytes_ = 0;              // of the cache as allocated
+  double kv_read_ = 0;                 // of the cache, by an average token
+  std::optional<int32_t> prescribed_;  // the number of hot neurons
   std::vector<int32_t> order_;
   std::vector<double> active_;     // [n_ff + 1] expected activations of the first k neurons of order_
   std::vector<double> predicted_;  // [n_ff + 1] the same for predictions

@@ -81,6 +81,7 @@ Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& r
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
   }
   check_context();
+  check_buckets();
   const auto predicts = [](const LayerShape& l) { return l.predictor_bytes > 0 && l.by_neuron; };
   if (request_.sparsity == SparsityRule::predict &&
       std::none_of(shape_.layers.begin(), shape_.layers.end(), predicts)) {
@@ -103,6 +104,28 @@ void Planner::check_context() {
   if (r.n_batch < 1) fail("the batch size is {}, expected 1 or more", r.n_batch);
   r.n_batch = std::min(r.n_batch, r.n_ctx);
   n_kv_ = r.expected_context > 0 ? std::min(r.expected_context, r.n_ctx) : (r.n_ctx + 1) / 2;
+}
+
+void Planner::check_buckets() const {
+  const auto& buckets = request_.gpu_buckets;
+  HEARTH_CHECK(buckets.empty() || buckets.size() == shape_.layers.size(), "buckets of {} layers", buckets.size());
+  for (size_t l = 0; l < buckets.size(); ++l) {
+    const LayerShape& s = shape_.layers[l];
+    const bool divided = !buckets[l].empty() && static_cast<int64_t>(buckets[l].size()) < s.n_ff;
+    if (divided && !s.by_neuron) {
+      fail(
+          "{} of layer {}'s {} neurons are to be on the GPU, and the file stores its down projections quantised and "
+          "not "
+          "transposed, so that they cannot be told apart; `hearth quantize --transposed-down` makes a file that can",
+          buckets[l].size(), l, s.n_ff);
+    }
+  }
+}
+
+uint64_t Planner::smallest_budget() const {
+  uint64_t sum = fixed_.total();
+  for (const ChoiceClass& c : classes_) sum += c.front().bytes;
+  return sum;
 }
 
 GpuBytes Planner::fixed_bytes() const {
@@ -133,8 +156,10 @@ double Planner::head_seconds(bool embedding, bool output) const {
 
 void Planner::build_classes() {
   for (size_t l = 0; l < shape_.layers.size(); ++l) {
-    costs_.emplace_back(shape_.layers[l], frequencies_.p[l], request_.cost, request_.reserve, request_.n_ctx, n_kv_);
-    choices_.push_back(costs_[l].choices(request_.sparsity, shape_.sparse_family));
+    const std::vector<int32_t>* bucket = request_.gpu_buckets.empty() ? nullptr : &request_.gpu_buckets[l];
+    costs_.emplace_back(shape_.layers[l], frequencies_.p[l], request_.cost, request_.reserve, request_.n_ctx, n_kv_,
+                        bucket);
+    choices_.push_back(costs_[l].choices(request_.sparsity, sparse_family()));
     ChoiceClass c;
     c.reserve(choices_[l].size());
     for (uint32_t i = 0; i < choices_[l].size(); ++i) {
@@ -166,7 +191,7 @@ Planner::Picked Planner::pick_cpu_only() const {
   for (const LayerCosts& c : costs_) {
     LayerChoice best;
     double fastest = std::numeric_limits<double>::infinity();
-    for (const Selection s : c.selections(request_.sparsity, shape_.sparse_family)) {
+    for (const Selection s : c.selections(request_.sparsity, sparse_family())) {
       if (c.seconds_cpu_only(s) < fastest) fastest = c.seconds_cpu_only(s), best.selection = s;
     }
     p.layers.push_back(best);
@@ -177,21 +202,28 @@ Planner::Picked Planner::pick_cpu_only() const {
 }
 
 Planner::Picked Planner::pick(uint64_t vram_budget) const {
-  if (vram_budget == 0) return pick_cpu_only();
-  const uint64_t fixed = fixed_.total();
-  const auto result = vram_budget >= fixed ? solve_knapsack(classes_, vram_budget - fixed) : std::nullopt;
-  if (!result) {
-    fail(
-        "a budget of {:.2f} GiB is too small: context, margin, buffers for a batch of {} and norms need {:.2f} GiB; "
-        "use --vram-budget {:.2f} or more, a smaller batch (-b), or --vram-budget 0 to run on the CPU alone",
-        gib(vram_budget), request_.n_batch, gib_up(fixed), gib_up(fixed));
+  if (vram_budget == 0) {
+    if (!request_.gpu_buckets.empty())
+      fail("a GPU index says which neurons are on the GPU, and the budget is 0; give a --vram-budget, or no index");
+    return pick_cpu_only();
   }
+  const uint64_t fixed = fixed_.total(), least = smallest_budget();
+  if (vram_budget < least) {
+    fail(
+        "a budget of {:.2f} GiB is too small: context, margin, buffers for a batch of {}{} and norms need {:.2f} GiB; "
+        "use --vram-budget {:.2f} or more, a smaller batch (-b), or --vram-budget 0 to run on the CPU alone",
+        gib(vram_budget), request_.n_batch, least > fixed ? ", the neurons of the GPU index" : "", gib_up(least),
+        gib_up(least));
+  }
+  const auto result = solve_knapsack(classes_, vram_budget - fixed);
+  HEARTH_CHECK(result.has_value());
   Picked p;
   for (size_t l = 0; l < costs_.size(); ++l) p.layers.push_back(choices_[l][result->ids[l]]);
   p.embedding_gpu = (result->ids.back() & 1) != 0;
   p.output_gpu = (result->ids.back() & 2) != 0;
   p.seconds = result->seconds + request_.cost.token_seconds;
   p.bound = result->bound + request_.cost.token_seconds;
+  if (!request_.gpu_buckets.empty()) return p;  // obeyed
   // Hand-offs can cost more than a small budget saves.
   Picked cpu = pick_cpu_only();
   if (cpu.seconds <= p.seconds) {

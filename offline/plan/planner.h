@@ -9,6 +9,7 @@
 
 #include "engine/placement.h"
 #include "offline/plan/cost_model.h"
+#include "offline/plan/frequencies.h"
 #include "offline/plan/layer_choices.h"
 #include "offline/plan/shape.h"
 
@@ -23,6 +24,10 @@ struct PlanRequest {
   int64_t n_batch = 512;         // prompt tokens evaluated at once
   int64_t expected_context = 0;  // positions that an average token attends to; 0 = half of n_ctx
   SparsityRule sparsity = SparsityRule::auto_;
+  bool thresholds = false;  // neurons below a threshold are left out, so that `auto` is sparse for every family
+  // By layer, ascending: the neurons that are on the GPU whatever they are worth (offline/plan/gpu_index.h). Empty: the
+  // planner chooses.
+  std::vector<std::vector<int32_t>> gpu_buckets;
   CostModel cost;
   GpuReserve reserve;
   uint64_t host_memory = 0;  // bytes that may be used on the host; 0 = not checked
@@ -68,8 +73,8 @@ class Planner {
   // works (and says which that is), or when what remains does not fit host memory.
   Plan plan(uint64_t vram_budget) const;
   Plan plan() const { return plan(request_.vram_budget); }
-  // Fixed needs of any plan that uses the GPU; a budget below it is refused.
-  uint64_t smallest_budget() const { return fixed_.total(); }
+  // Needs of any plan that uses the GPU: those that are fixed, and prescribed neurons; a budget below it is refused.
+  uint64_t smallest_budget() const;
   // Everything on the GPU.
   uint64_t largest_useful_budget() const;
 
@@ -85,6 +90,8 @@ class Planner {
     double seconds = 0, bound = 0;
   };
   void check_context();
+  void check_buckets() const;
+  bool sparse_family() const { return shape_.sparse_family || request_.thresholds; }
   GpuBytes fixed_bytes() const;
   void build_classes();
   Picked pick_cpu_only() const;

@@ -1,10 +1,9 @@
 #include "offline/plan/shape.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "core/error.h"
 #include "model/predictors.h"
+#include "model/sidecar.h"
 
 namespace hearth::offline {
 namespace {
@@ -73,40 +72,6 @@ ModelShape shape_of(const model::Model& model) {
     s.layers.push_back(l);
   }
   return s;
-}
-
-Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar) {
-  const bool measured = sidecar != nullptr && sidecar->has_statistics();
-  if (!measured) return uniform_frequencies(shape, shape.sparse_family ? kAssumedDensity : 1.0);
-  Frequencies f;
-  f.known = true;
-  f.source = fmt::format("{}, {} tokens", sidecar->statistics.source, sidecar->statistics.tokens);
-  for (size_t l = 0; l < shape.layers.size(); ++l) f.p.push_back(sidecar->statistics.frequencies(l));
-  return f;
-}
-
-Frequencies uniform_frequencies(const ModelShape& shape, double density) {
-  Frequencies f;
-  f.source = density < 1 ? fmt::format("no profile: every neuron is taken to be active for {:.0f} % of the tokens",
-                                       100 * density)
-                         : "every neuron is active for every token";
-  for (const LayerShape& l : shape.layers) f.p.emplace_back(static_cast<size_t>(l.n_ff), density);
-  return f;
-}
-
-Frequencies typical_frequencies(const ModelShape& shape, double density) {
-  constexpr double decay = 6.04;  // (1 - e^(-0.26 decay)) / (1 - e^(-decay)) = 0.8
-  Frequencies f;
-  f.source = "typical of ReLU models: 26 % of the neurons make 80 % of the activations";
-  for (const LayerShape& l : shape.layers) {
-    std::vector<double> p(static_cast<size_t>(l.n_ff));
-    const double top = density * decay / (1 - std::exp(-decay));
-    for (size_t i = 0; i < p.size(); ++i) {
-      p[i] = std::min(1.0, top * std::exp(-decay * (static_cast<double>(i) + 0.5) / static_cast<double>(p.size())));
-    }
-    f.p.push_back(std::move(p));
-  }
-  return f;
 }
 
 }  // namespace hearth::offline

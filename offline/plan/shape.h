@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "model/model.h"
-#include "model/sidecar.h"
 
 namespace hearth::offline {
 
@@ -43,19 +42,5 @@ struct ModelShape {
 
 // With the predictors that the model has (model/predictors.h attaches those of a sidecar).
 ModelShape shape_of(const model::Model& model);
-
-// How often each neuron of each layer is active.
-struct Frequencies {
-  std::vector<std::vector<double>> p;  // [n_layer][n_ff], in [0, 1]
-  bool known = false;                  // false: uniform, nothing was measured
-  std::string source;                  // in words
-};
-Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar);
-// The same for every neuron: what is assumed of a ReLU model without a profile, and 1 for the other families.
-Frequencies uniform_frequencies(const ModelShape& shape, double density);
-// A published shape of activations: 26 % of the neurons make 80 % of them (PowerInfer, SOSP'24). Says what profiling
-// may gain.
-Frequencies typical_frequencies(const ModelShape& shape, double density);
-constexpr double kAssumedDensity = 0.15;
 
 }  // namespace hearth::offline

@@ -80,14 +80,19 @@ void ThresholdCounts::add(const float* activation, const float* value, const flo
   }
 }
 
-std::vector<double> ThresholdCounts::frequencies(size_t k) const {
+std::vector<uint64_t> ThresholdCounts::active(size_t k) const {
   const size_t width = thresholds_.size() + 1;
-  std::vector<double> f(static_cast<size_t>(n_ff_));
-  for (size_t i = 0; i < f.size() && tokens_ > 0; ++i) {
-    uint64_t above = 0;
-    for (size_t b = k + 1; b < width; ++b) above += counts_[i * width + b];
-    f[i] = static_cast<double>(above) / static_cast<double>(tokens_);
+  std::vector<uint64_t> above(static_cast<size_t>(n_ff_));
+  for (size_t i = 0; i < above.size(); ++i) {
+    for (size_t b = k + 1; b < width; ++b) above[i] += counts_[i * width + b];
   }
+  return above;
+}
+
+std::vector<double> ThresholdCounts::frequencies(size_t k) const {
+  std::vector<double> f;
+  for (const uint64_t n : active(k))
+    f.push_back(tokens_ > 0 ? static_cast<double>(n) / static_cast<double>(tokens_) : 0);
   return f;
 }
 

@@ -64,13 +64,13 @@ class Tuner {
       result.chosen = setting(levels_for(*request_.goal.density));
       result.chosen_by = fmt::format("every layer at a density of {}", *request_.goal.density);
       compare_both({&result.chosen});
-      state_.save();
-      return result;
+    } else {
+      sweep_global(result);
+      find_path();
+      sweep_path(result);
+      choose(result);
     }
-    sweep_global(result);
-    find_path();
-    sweep_path(result);
-    choose(result);
+    count_chosen(result);
     state_.save();
     return result;
   }
@@ -329,6 +329,12 @@ class Tuner {
     });
     result.chosen_by = result.chosen.global ? "the least loss at that speed, one threshold for all layers"
                                             : "the least loss at that speed, thresholds by layer";
+  }
+
+  void count_chosen(TuneResult& result) const {
+    result.counted_tokens = counts_.front().tokens();
+    for (size_t l = 0; l < n_layer_; ++l)
+      result.chosen_active.push_back(counts_[l].active(index_of(l, result.chosen.thresholds[l])));
   }
 
   Evaluator evaluator_;

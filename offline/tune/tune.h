@@ -62,8 +62,10 @@ struct TuneResult {
   std::vector<CurveSetting> layered;  // along the greedy path, its start first
   size_t global_knee = 0, layered_knee = 0;
   CurveSetting chosen;
-  std::string chosen_by;  // in words: which bound or knee, which family of thresholds
-  int steps_back = 0;     // because the bound did not hold on validation
+  std::vector<std::vector<uint64_t>> chosen_active;  // [n_layer][n_ff] tokens of the dense model that exceed `chosen`
+  uint64_t counted_tokens = 0;                       // of how many
+  std::string chosen_by;                             // in words: which bound or knee, which family of thresholds
+  int steps_back = 0;                                // because the bound did not hold on validation
 };
 
 // `keep_going` is asked after every window; when it answers false, what was measured is saved and nullopt returned.

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "model/predictors.h"
 
 namespace hearth::model {
 
@@ -189,13 +190,12 @@ class Binder {
   // One for all layers: below the key's value by the least that floats allow, because `score == threshold` counts.
   Vector predictor_threshold() {
     if (predictor_threshold_) return predictor_threshold_;
-    const float t = options_.predictor_threshold.value_or(file_.get<float>("powerinfer.sparse_threshold").value_or(0));
+    const float t = file_.get<float>(std::string(kScoreThresholdKey)).value_or(0);
     if (!std::isfinite(t)) {
-      fail("'{}': the predictors' threshold (powerinfer.sparse_threshold) is {}, expected a number",
-           file_.path().string(), t);
+      fail("'{}': the predictors' threshold ({}) is {}, expected a number", file_.path().string(), kScoreThresholdKey,
+           t);
     }
-    const float below = t == 0 ? -std::numeric_limits<float>::min() : std::nextafter(t, -INFINITY);
-    predictor_threshold_ = own(std::vector<float>(static_cast<size_t>(m_.config_.n_ff), below));
+    predictor_threshold_ = own(std::vector<float>(static_cast<size_t>(m_.config_.n_ff), below_score(t)));
     return predictor_threshold_;
   }
 

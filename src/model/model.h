@@ -76,8 +76,6 @@ struct Weights {
 
 struct LoadOptions {
   std::optional<std::string> activation;  // overrides what the file says, a name parse_activation() knows
-  // Of predictors in the model's own file (PowerInfer's fc1 and fc2): in place of the key powerinfer.sparse_threshold.
-  std::optional<float> predictor_threshold;
 };
 
 class Model {

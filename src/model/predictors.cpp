@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -210,6 +212,25 @@ bool attach_predictors(Model& model, const Sidecar& sidecar) {
   for (StoredPredictor& s : stored) layers.push_back(std::move(s.predictor));
   const bool any = std::any_of(layers.begin(), layers.end(), [](auto& p) { return static_cast<bool>(p.weights); });
   model.set_predictors(layers, sidecar.file);
+  return any;
+}
+
+float below_score(float score) {
+  return score == 0 ? -std::numeric_limits<float>::min() : std::nextafter(score, -INFINITY);
+}
+
+bool set_score_threshold(Model& model, float score) {
+  if (!std::isfinite(score)) fail("the predictors' score threshold is {}, expected a finite number", score);
+  const auto n_ff = static_cast<size_t>(model.config().n_ff);
+  const auto values = std::make_shared<std::vector<float>>(n_ff, below_score(score));
+  std::vector<LayerPredictor> layers;
+  bool any = false;
+  for (const LayerWeights& l : model.weights().layers) {
+    const bool powerinfer = l.predictor.weights && l.predictor.method == "powerinfer";
+    layers.push_back(powerinfer ? l.predictor : LayerPredictor{});
+    if (powerinfer) layers.back().weights.threshold = {values->data(), static_cast<int64_t>(n_ff)}, any = true;
+  }
+  if (any) model.set_predictors(layers, values);
   return any;
 }
 

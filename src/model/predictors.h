@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gguf/gguf.h"
@@ -81,6 +82,15 @@ std::vector<StoredPredictor> read_predictors(const gguf::File& sidecar, int64_t 
 // mapped as long as the model lives. False when the sidecar holds none. Throws Error when it was made for another
 // model, or holds something that is no predictor of it.
 bool attach_predictors(Model& model, const Sidecar& sidecar);
+
+// The score from which on PowerInfer computes a neuron.
+constexpr std::string_view kScoreThresholdKey = "powerinfer.sparse_threshold";
+// The largest Predictor::threshold that a score of exactly `score` exceeds: PowerInfer leaves out scores below it
+// alone.
+float below_score(float score);
+// Gives all predictors in PowerInfer's format (method "powerinfer"), from whichever file, this score in place of the
+// file's. False when the model has none. Throws Error when it is no finite number.
+bool set_score_threshold(Model& model, float score);
 
 namespace detail {
 

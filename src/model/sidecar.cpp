@@ -99,7 +99,7 @@ class Reader {
   void read_thresholds() {
     const std::string by_layer = key(kThresholds, "by_layer");
     if (file_.find(by_layer) == nullptr) return;
-    TunedThresholds t{array<float>(by_layer, "f32"), file_.require<std::string>(key(kThresholds, "record"))};
+    TunedThresholds t{array<float>(by_layer, "f32"), file_.require<std::string>(key(kThresholds, "record")), {}, 0};
     if (t.by_layer.size() != s_.n_ff.size()) {
       fail("'{}': {} thresholds for {} layers; make them again with `hearth tune`", name_, t.by_layer.size(),
            s_.n_ff.size());
@@ -107,6 +107,8 @@ class Reader {
     for (const float v : t.by_layer) {
       if (!(v >= 0) || !std::isfinite(v)) fail("'{}': a layer's threshold is {}, expected 0 or more", name_, v);
     }
+    t.tokens = file_.get<uint64_t>(key(kThresholds, "tokens")).value_or(0);
+    for (size_t l = 0; l < s_.n_ff.size() && t.tokens > 0; ++l) t.active.push_back(counts(l, "active_tuned", t.tokens));
     s_.thresholds = std::move(t);
   }
 
@@ -321,6 +323,8 @@ void Sidecar::write(const std::filesystem::path& path) const {
     HEARTH_CHECK(thresholds->by_layer.size() == n_ff.size());
     out.set(key(kThresholds, "by_layer"), gguf::Array(thresholds->by_layer));
     out.set(key(kThresholds, "record"), thresholds->record);
+    out.set(key(kThresholds, "tokens"), thresholds->tokens);
+    HEARTH_CHECK(thresholds->active.size() == (thresholds->tokens > 0 ? n_ff.size() : 0));
   }
   std::vector<Pending> pending;
   for (size_t l = 0; l < n_ff.size(); ++l) {
@@ -329,6 +333,9 @@ void Sidecar::write(const std::filesystem::path& path) const {
     add(out, pending, l, "active_heldout", DType::i64, {n_ff[l]}, s.active_heldout);
     add(out, pending, l, "impact", DType::f64, {n_ff[l]}, s.impact);
     add(out, pending, l, "moments", DType::f32, {n_embd, n_embd}, s.moments);
+    if (thresholds && thresholds->tokens > 0) {
+      add(out, pending, l, "active_tuned", DType::i64, {n_ff[l]}, thresholds->active[l]);
+    }
   }
   std::vector<detail::PendingTensor> predictors;
   const bool replaced = !new_predictors.empty();

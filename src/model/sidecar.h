@@ -13,8 +13,10 @@
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
 //   profile.blk.N.moments               f32 [n_embd, n_embd]   optional
+//   profile.blk.N.active_tuned          i64 [n_ff]   optional, with thresholds: tokens that exceeded the layer's
 //   hearth-sparse.thresholds.by_layer   f32 [n_layer]   optional, as `hearth tune` chose them
 //   hearth-sparse.thresholds.record     string   JSON: how, and what they cost
+//   hearth-sparse.thresholds.tokens     u64   counted in active_tuned; 0 or absent: there is none
 //   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
 #include <cstdint>
 #include <filesystem>
@@ -91,6 +93,9 @@ struct Statistics {
 struct TunedThresholds {
   std::vector<float> by_layer;
   std::string record;  // JSON: what `hearth tune --json` printed
+  // Tokens for which each neuron's |act(gate)| exceeded its layer's threshold, [n_layer][n_ff]; empty = not known.
+  std::vector<std::vector<uint64_t>> active;
+  uint64_t tokens = 0;  // of how many
 };
 
 class Sidecar {

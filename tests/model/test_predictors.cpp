@@ -244,9 +244,13 @@ TEST_F(PredictorsTest, PowerInferFile) {
     EXPECT_GT(0.25f, p.weights.threshold.data[0]);
     EXPECT_LE(std::nextafter(0.25f, 0.0f), p.weights.threshold.data[m.n_ff - 1]);
   }
-  const Model other = Model::load(model_path_, {.predictor_threshold = 0.5f});
-  EXPECT_EQ(other.weights().layers[0].predictor.weights.threshold.data[0], std::nextafter(0.5f, 0.0f));
-  EXPECT_THROW(Model::load(model_path_, {.predictor_threshold = NAN}), Error);
+  Model other = Model::load(model_path_);
+  EXPECT_TRUE(set_score_threshold(other, 0.5f));
+  for (const LayerWeights& l : other.weights().layers) {
+    EXPECT_EQ(l.predictor.weights.threshold.data[m.n_ff - 1], std::nextafter(0.5f, 0.0f));
+    EXPECT_EQ(l.predictor.weights.fc2.rows, m.n_ff) << "the rest stays";
+  }
+  EXPECT_THROW(set_score_threshold(other, NAN), Error);
 }
 
 TEST_F(PredictorsTest, OfAFileWithGgufsMagicReadTheNormedInput) {

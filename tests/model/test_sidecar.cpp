@@ -151,6 +151,25 @@ TEST_F(SidecarTest, RefusesContradictions) {
   EXPECT_NE(damaged([](Sidecar& s) { s.statistics.threshold = NAN; }).find("threshold"), std::string::npos);
 }
 
+TEST_F(SidecarTest, KeepsThresholdsAndWhatTheyLeaveActive) {
+  Sidecar written = filled();
+  written.thresholds = TunedThresholds{{0.5f, 0.25f}, "{}", {}, 60};
+  for (const int64_t n : written.n_ff) written.thresholds->active.emplace_back(static_cast<size_t>(n), 7u);
+  written.thresholds->active[1][3] = 60;
+  written.write(path_);
+  Sidecar read = Sidecar::read(path_);
+  ASSERT_TRUE(read.thresholds.has_value());
+  EXPECT_EQ(read.thresholds->by_layer, written.thresholds->by_layer);
+  EXPECT_EQ(read.thresholds->tokens, 60u);
+  EXPECT_EQ(read.thresholds->active, written.thresholds->active);
+  read.thresholds->active[0][0] = 61;
+  read.write(path_);
+  EXPECT_NE(message_of([&] { Sidecar::read(path_); }).find("61 of 60"), std::string::npos);
+  read.thresholds->active.clear(), read.thresholds->tokens = 0;  // not counted
+  read.write(path_);
+  EXPECT_TRUE(Sidecar::read(path_).thresholds->active.empty());
+}
+
 // Cut anywhere, the file is refused and never crashes the reader.
 TEST_F(SidecarTest, RefusesEveryTruncation) {
   filled().write(path_);

@@ -79,7 +79,7 @@ TEST_F(Report, IsSelfContainedAndEscapesNames) {
 
 TEST_F(Report, RefusesARecordThatIsNone) {
   model::Sidecar s = profiled();
-  s.thresholds = model::TunedThresholds{{0.1f, 0.1f}, "{}"};
+  s.thresholds = model::TunedThresholds{{0.1f, 0.1f}, "{}", {}, 0};
   EXPECT_THROW(page(s), Error);
 }
 

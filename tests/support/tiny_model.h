@@ -21,6 +21,7 @@ struct TinyModelOptions {
   std::string activation = "relu";  // hearth.ffn.activation
   bool vocabulary = true;           // 256 byte tokens, a few merges, <|endoftext|>
   bool transposed_down = false;     // write ffn_down_t
+  int64_t predictor_rank = 0;       // adds fc1 and fc2, as PowerInfer's files have them
   int64_t n_layer = 2, n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 2, n_ctx = 64;
   uint32_t seed = 1;
 };
@@ -104,6 +105,9 @@ inline std::filesystem::path write_tiny_model(const std::filesystem::path& path,
       matrix(p + "ffn_down_t.weight", o.n_ff, o.n_embd);
     } else {
       matrix(p + "ffn_down.weight", o.n_embd, o.n_ff);
+    }
+    if (o.predictor_rank > 0) {
+      matrix(p + "fc1.weight", o.predictor_rank, o.n_embd), matrix(p + "fc2.weight", o.n_ff, o.predictor_rank);
     }
   }
   w.begin();

@@ -1,0 +1,109 @@
+#include "offline/plan/frequencies.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+
+namespace hearth::offline {
+namespace {
+
+bool all_are(std::span<const float> thresholds, float value) {
+  return std::all_of(thresholds.begin(), thresholds.end(), [&](float t) { return t == value; });
+}
+
+Frequencies of_counts(const std::vector<std::vector<uint64_t>>& active, uint64_t tokens) {
+  Frequencies f;
+  f.known = true;
+  f.source = fmt::format("hearth tune, {} tokens under these thresholds", tokens);
+  for (const std::vector<uint64_t>& layer : active) {
+    std::vector<double>& p = f.p.emplace_back();
+    for (const uint64_t n : layer) p.push_back(static_cast<double>(n) / static_cast<double>(tokens));
+  }
+  return f;
+}
+
+Frequencies of_profile(const ModelShape& shape, const model::Statistics& statistics) {
+  Frequencies f;
+  f.known = true;
+  f.source = fmt::format("{}, {} tokens", statistics.source, statistics.tokens);
+  for (size_t l = 0; l < shape.layers.size(); ++l) f.p.push_back(statistics.frequencies(l));
+  return f;
+}
+
+// The density at one threshold for all layers over that without any, on the curve that tuning measured; beyond its end,
+// that of its end. nullopt: there is no curve.
+std::optional<double> density_left(const model::TunedThresholds& tuned, double threshold) {
+  try {
+    const nlohmann::json curve = nlohmann::json::parse(tuned.record).at("global");
+    double below_t = 0, below_density = 0, first = 0;
+    for (const nlohmann::json& point : curve) {
+      const auto t = point.at("threshold").get<double>(), density = point.at("validation").at("density").get<double>();
+      if (!(density > 0)) return std::nullopt;
+      if (&point == &curve.front()) first = density;
+      if (t >= threshold) {
+        const double share = t > below_t ? (threshold - below_t) / (t - below_t) : 0;
+        return (below_density + share * (density - below_density)) / first;
+      }
+      below_t = t, below_density = density;
+    }
+    return curve.empty() ? std::nullopt : std::optional(below_density / first);
+  } catch (const nlohmann::json::exception& e) {
+    fail("the sidecar's record of tuning cannot be read ({}); make it again with `hearth tune`", e.what());
+  }
+}
+
+}  // namespace
+
+Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar, std::span<const float> thresholds) {
+  const bool measured = sidecar != nullptr && sidecar->has_statistics();
+  const bool none = all_are(thresholds, 0.0f);
+  const model::TunedThresholds* tuned = sidecar != nullptr && sidecar->thresholds ? &*sidecar->thresholds : nullptr;
+  if (!none && tuned != nullptr && tuned->tokens > 0 && std::ranges::equal(tuned->by_layer, thresholds)) {
+    return of_counts(tuned->active, tuned->tokens);
+  }
+  Frequencies f = measured ? of_profile(shape, sidecar->statistics)
+                           : uniform_frequencies(shape, shape.sparse_family ? kAssumedDensity : 1.0);
+  if (none || (measured && all_are(thresholds, sidecar->statistics.threshold))) return f;
+  const bool same = all_are(thresholds, thresholds.front());
+  const auto left =
+      same && tuned != nullptr ? density_left(*tuned, static_cast<double>(thresholds.front())) : std::nullopt;
+  if (!left) {
+    f.source += "; not under these thresholds, which leave fewer (`hearth tune` measures how many)";
+    return f;
+  }
+  for (std::vector<double>& layer : f.p) {
+    for (double& p : layer) p *= *left;
+  }
+  f.source += fmt::format("; scaled to the {:.0f} % that a threshold of {:.3g} leaves active, by `hearth tune`",
+                          100 * *left, thresholds.front());
+  return f;
+}
+
+Frequencies uniform_frequencies(const ModelShape& shape, double density) {
+  Frequencies f;
+  f.source = density < 1 ? fmt::format("no profile: every neuron is taken to be active for {:.0f} % of the tokens",
+                                       100 * density)
+                         : "every neuron is active for every token";
+  for (const LayerShape& l : shape.layers) f.p.emplace_back(static_cast<size_t>(l.n_ff), density);
+  return f;
+}
+
+Frequencies typical_frequencies(const ModelShape& shape, double density) {
+  constexpr double decay = 6.04;  // (1 - e^(-0.26 decay)) / (1 - e^(-decay)) = 0.8
+  Frequencies f;
+  f.source = "typical of ReLU models: 26 % of the neurons make 80 % of the activations";
+  for (const LayerShape& l : shape.layers) {
+    std::vector<double> p(static_cast<size_t>(l.n_ff));
+    const double top = density * decay / (1 - std::exp(-decay));
+    for (size_t i = 0; i < p.size(); ++i) {
+      p[i] = std::min(1.0, top * std::exp(-decay * (static_cast<double>(i) + 0.5) / static_cast<double>(p.size())));
+    }
+    f.p.push_back(std::move(p));
+  }
+  return f;
+}
+
+}  // namespace hearth::offline
