@@ -1,10 +1,12 @@
 #pragma once
-// The CUDA backend, without CUDA types: safe to include anywhere. Built without a toolkit, stub.cpp answers "no device".
+// The CUDA backend, without CUDA types: safe to include anywhere. Built without a toolkit, stub.cpp answers "no
+// device".
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/device.h"
+#include "core/products.h"
 
 namespace hearth::cuda {
 
@@ -16,7 +18,8 @@ struct GpuInfo {
   size_t total_bytes = 0, free_bytes = 0, l2_bytes = 0;
 };
 
-// Empty when there is no usable GPU; `why` (optional) then says so in one line: built without CUDA, no driver, no device.
+// Empty when there is no usable GPU; `why` (optional) then says so in one line: built without CUDA, no driver, no
+// device.
 std::vector<GpuInfo> list_gpus(std::string* why = nullptr);
 
 struct Bandwidth {
@@ -28,5 +31,8 @@ Bandwidth measure_bandwidth(int gpu);
 
 // Throws Error when there is no such GPU.
 std::unique_ptr<Device> make_device(int gpu);
+
+// Products of matrices on a GPU; 64 MiB of scratch beside what is allocated from them. Throws as make_device() does.
+std::unique_ptr<Products> make_products(int gpu);
 
 }  // namespace hearth::cuda

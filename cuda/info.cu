@@ -74,6 +74,15 @@ std::vector<GpuInfo> list_gpus(std::string* why) {
   return gpus;
 }
 
+void require_gpu(int gpu) {
+  std::string why;
+  const std::vector<GpuInfo> gpus = list_gpus(&why);
+  if (gpus.empty()) fail("no GPU to run on: {}; use --device cpu", why);
+  if (gpu < 0 || static_cast<size_t>(gpu) >= gpus.size()) {
+    fail("there is no GPU {}; this machine has GPUs 0 to {}", gpu, gpus.size() - 1);
+  }
+}
+
 size_t activate(int gpu) {
   static std::mutex mutex;
   static std::map<int, size_t> context_bytes;

@@ -14,5 +14,6 @@ std::vector<GpuInfo> list_gpus(std::string* why) {
 }
 Bandwidth measure_bandwidth(int /*gpu*/) { fail("{}", kWhy); }
 std::unique_ptr<Device> make_device(int /*gpu*/) { fail("no GPU to run on: {}; use --device cpu", kWhy); }
+std::unique_ptr<Products> make_products(int /*gpu*/) { fail("no GPU to multiply on: {}; use --device cpu", kWhy); }
 
 }  // namespace hearth::cuda

@@ -10,47 +10,93 @@
 namespace hearth::predictor {
 namespace {
 
-constexpr int64_t kPiece = 4096;  // values a thread updates at once
-constexpr float kBeta1 = 0.9f, kBeta2 = 0.999f, kEpsilon = 1e-8f;
 constexpr double kBudget = 1.3;  // scores that count as predicted, in units of the active neurons
 
-// AdamW (arXiv 1711.05101) on one array.
-class Adam {
+// Values that are learnt, with their gradient.
+class Parameter {
  public:
-  Adam(std::vector<float>& values, float decay)
-      : values_(values), decay_(decay), first_(values.size()), second_(values.size()) {}
+  Parameter(const std::vector<float>& values, int64_t rows, int64_t cols, float decay, Products& products)
+      : products_(products),
+        decay_(decay),
+        value_(products.upload({DType::f32, rows, cols, values.data(), nullptr})),
+        gradient_(products.allocate(rows, cols)),
+        first_(products.allocate(rows, cols)),
+        second_(products.allocate(rows, cols)) {}
 
-  void step(const std::vector<float>& gradient, float rate, int t, ThreadTeam& team) {
-    const float c1 = 1 - std::pow(kBeta1, static_cast<float>(t)), c2 = 1 - std::pow(kBeta2, static_cast<float>(t));
-    team.for_chunks(static_cast<int64_t>(values_.size()), kPiece, [&](int64_t begin, int64_t end, int) {
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-        first_[i] = kBeta1 * first_[i] + (1 - kBeta1) * gradient[i];
-        second_[i] = kBeta2 * second_[i] + (1 - kBeta2) * gradient[i] * gradient[i];
-        const float update = first_[i] / c1 / (std::sqrt(second_[i] / c2) + kEpsilon);
-        values_[i] -= rate * (update + decay_ * values_[i]);
-      }
-    });
+  const Block& value() const { return *value_; }
+  const Block& gradient() const { return *gradient_; }
+  void step(float rate, int step) {
+    products_.adam(value_, gradient_, first_, second_, {.rate = rate, .decay = decay_, .step = step});
+  }
+  void read(std::vector<float>& to) const {
+    to.resize(static_cast<size_t>(value_->rows * value_->cols));
+    products_.read(value_, to.data());
   }
 
  private:
-  std::vector<float>& values_;
+  Products& products_;
   float decay_;
-  std::vector<float> first_, second_;
+  OwnedBlock value_, gradient_, first_, second_;
 };
+
+// What training sets out from, in terms of inputs scaled to mean 0 and deviation 1.
+struct Start {
+  std::vector<float> mean, deviation;  // [n] of the inputs
+  std::vector<float> fc1, fc2;         // [rank][n], [n_ff][rank]
+};
+
+Start start_from(const LowRank& low, const InputMoments& inputs, int64_t rank) {
+  const int64_t n = low.n_embd, n_ff = low.n_ff, half = rank / 2;
+  Start s;
+  s.mean = inputs.mean;
+  for (const float v : inputs.variance) s.deviation.push_back(std::sqrt(std::max(v, 1e-12f)));
+  s.fc1.resize(static_cast<size_t>(rank * n));
+  for (int64_t r = 0; r < half; ++r) {
+    for (int64_t c = 0; c < n; ++c) {
+      const float v = low.fc1[static_cast<size_t>(r * n + c)] * s.deviation[static_cast<size_t>(c)];
+      s.fc1[static_cast<size_t>(r * n + c)] = v;
+      s.fc1[static_cast<size_t>((half + r) * n + c)] = -v;
+    }
+  }
+  // Each neuron's score in units of its own spread, so that the loss sees probabilities, not extremes.
+  s.fc2.resize(static_cast<size_t>(n_ff * rank));
+  for (int64_t i = 0; i < n_ff; ++i) {
+    const float* row = low.fc2.data() + i * low.rank;
+    double square = 0;
+    for (int64_t r = 0; r < half; ++r) square += static_cast<double>(row[r]) * row[r];  // hidden values: variance 1
+    const auto scale = static_cast<float>(2 / std::sqrt(std::max(square, 1e-20)));
+    for (int64_t r = 0; r < half; ++r) {
+      s.fc2[static_cast<size_t>(i * rank + r)] = row[r] * scale;
+      s.fc2[static_cast<size_t>(i * rank + half + r)] = -row[r] * scale;
+    }
+  }
+  return s;
+}
 
 class Trainer {
  public:
-  Trainer(const LowRank& start, const InputMoments& inputs, int64_t rank, const MlpOptions& options, Products& products,
+  Trainer(Start start, int64_t n, int64_t n_ff, int64_t rank, const MlpOptions& options, Products& products,
           ThreadTeam& team)
-      : n_(start.n_embd), n_ff_(start.n_ff), rank_(rank), options_(options), products_(products), team_(team) {
-    HEARTH_CHECK(rank % 2 == 0 && rank / 2 <= start.rank);
-    scale_inputs(inputs);
-    start_from(start);
-  }
+      : n_(n),
+        n_ff_(n_ff),
+        rank_(rank),
+        options_(options),
+        products_(products),
+        team_(team),
+        mean_(std::move(start.mean)),
+        deviation_(std::move(start.deviation)),
+        bias1_(static_cast<size_t>(rank), 0.0f),
+        bias2_(static_cast<size_t>(n_ff), -1.0f),
+        fc1_(start.fc1, rank, n, options.weight_decay, products),
+        fc2_(start.fc2, n_ff, rank, options.weight_decay, products),
+        b1_(bias1_, 1, rank, 0, products),
+        b2_(bias2_, 1, n_ff, 0, products),
+        inputs_(products.allocate(options.batch, n)),
+        hidden_(products.allocate(options.batch, rank)),
+        scores_(products.allocate(options.batch, n_ff)) {}
 
   Mlp train(const MlpSamples& samples, const MlpSamples& validation) {
     set_weights(samples);
-    Adam fc1(fc1_, options_.weight_decay), fc2(fc2_, options_.weight_decay), b1(b1_, 0), b2(b2_, 0);
     std::vector<int64_t> order(static_cast<size_t>(samples.T));
     std::iota(order.begin(), order.end(), 0);
     std::mt19937 rng(options_.seed);
@@ -72,14 +118,13 @@ class Trainer {
     for (int epoch = 0; epoch < options_.epochs && worse < options_.patience; ++epoch) {
       for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rng() % i]);
       for (int64_t first = 0; first < samples.T; first += options_.batch) {
-        const int64_t count = std::min(options_.batch, samples.T - first);
-        gradient(samples, order.data() + first, count);
+        gradients(samples, order.data() + first, std::min(options_.batch, samples.T - first));
         ++step;
         const float rate =
             options_.learning_rate * 0.5f *
             (1 + std::cos(static_cast<float>(M_PI) * static_cast<float>(step) / static_cast<float>(total)));
-        fc1.step(d_fc1_, rate, step, team_), fc2.step(d_fc2_, rate, step, team_);
-        b1.step(d_b1_, rate, step, team_), b2.step(d_b2_, rate, step, team_);
+        for (Parameter* p : {&fc1_, &fc2_, &b1_, &b2_}) p->step(rate, step);
+        b1_.read(bias1_), b2_.read(bias2_);
       }
       const double before = best_recall;
       keep();
@@ -89,42 +134,6 @@ class Trainer {
   }
 
  private:
-  // Training sees (x - mean) / deviation; folded() undoes it.
-  void scale_inputs(const InputMoments& inputs) {
-    mean_ = inputs.mean;
-    for (int64_t c = 0; c < n_; ++c) {
-      const float v = inputs.covariance[static_cast<size_t>(c * n_ + c)];
-      deviation_.push_back(std::sqrt(std::max(v, 1e-12f)));
-    }
-  }
-
-  void start_from(const LowRank& start) {
-    const int64_t half = rank_ / 2;
-    fc1_.resize(static_cast<size_t>(rank_ * n_));
-    b1_.assign(static_cast<size_t>(rank_), 0.0f);
-    for (int64_t r = 0; r < half; ++r) {
-      for (int64_t c = 0; c < n_; ++c) {
-        const float v = start.fc1[static_cast<size_t>(r * n_ + c)] * deviation_[static_cast<size_t>(c)];
-        fc1_[static_cast<size_t>(r * n_ + c)] = v;
-        fc1_[static_cast<size_t>((half + r) * n_ + c)] = -v;
-      }
-    }
-    // Each neuron's score in units of its own spread, so that the loss sees probabilities, not extremes.
-    fc2_.resize(static_cast<size_t>(n_ff_ * rank_));
-    b2_.assign(static_cast<size_t>(n_ff_), -1.0f);
-    for (int64_t i = 0; i < n_ff_; ++i) {
-      const float* row = start.fc2.data() + i * start.rank;
-      double square = 0;
-      for (int64_t r = 0; r < half; ++r)
-        square += static_cast<double>(row[r]) * row[r];  // hidden values have variance 1
-      const auto scale = static_cast<float>(2 / std::sqrt(std::max(square, 1e-20)));
-      for (int64_t r = 0; r < half; ++r) {
-        fc2_[static_cast<size_t>(i * rank_ + r)] = row[r] * scale;
-        fc2_[static_cast<size_t>(i * rank_ + half + r)] = -row[r] * scale;
-      }
-    }
-  }
-
   // A token's term in the cross-entropy: 1 where the neuron is inactive; where it is active as many times the inactive
   // ones per active one, and more for those that lose more, up to four times.
   void set_weights(const MlpSamples& samples) {
@@ -139,6 +148,7 @@ class Trainer {
     positive_ = static_cast<float>(std::clamp(active > 0 ? inactive / static_cast<double>(active) : 1.0, 1.0, 20.0));
   }
 
+  // inputs_ [B][n], scaled.
   void load(const MlpSamples& samples, const int64_t* ids, int64_t B) {
     x_.resize(static_cast<size_t>(B * n_));
     team_.for_chunks(B, 16, [&](int64_t begin, int64_t end, int) {
@@ -150,23 +160,21 @@ class Trainer {
         }
       }
     });
+    write(x_, B, n_, inputs_);
   }
 
-  // h_ [B][rank] after relu, score_ [B][n_ff].
+  // hidden_ [B][rank] after relu, scores_ [B][n_ff] without bias2_; both also on the host.
   void forward(int64_t B) {
-    h_.resize(static_cast<size_t>(B * rank_));
-    score_.resize(static_cast<size_t>(B * n_ff_));
-    products_.multiply(fc1_.data(), rank_, x_.data(), B, n_, h_.data());
-    for (int64_t t = 0; t < B; ++t) {
-      for (int64_t r = 0; r < rank_; ++r) {
-        float& v = h_[static_cast<size_t>(t * rank_ + r)];
-        v = std::max(0.0f, v + b1_[static_cast<size_t>(r)]);
-      }
-    }
-    products_.multiply(fc2_.data(), n_ff_, h_.data(), B, rank_, score_.data());
+    const Block hidden = hidden_->row_part(0, B), scores = scores_->row_part(0, B);
+    products_.multiply(inputs_->row_part(0, B), transposed(fc1_.value()), hidden);
+    read(hidden, h_);
+    for (size_t i = 0; i < h_.size(); ++i) h_[i] = std::max(0.0f, h_[i] + bias1_[i % static_cast<size_t>(rank_)]);
+    write(h_, B, rank_, hidden_);
+    products_.multiply(hidden, transposed(fc2_.value()), scores);
+    read(scores, score_);
   }
 
-  void gradient(const MlpSamples& samples, const int64_t* ids, int64_t B) {
+  void gradients(const MlpSamples& samples, const int64_t* ids, int64_t B) {
     load(samples, ids, B);
     forward(B);
     // score_ becomes d loss / d score.
@@ -175,39 +183,44 @@ class Trainer {
       for (int64_t t = begin; t < end; ++t) {
         for (int64_t i = 0; i < n_ff_; ++i) {
           float& s = score_[static_cast<size_t>(t * n_ff_ + i)];
-          const float loss = samples.loss[i * samples.T + ids[t]];
-          const float p = 1 / (1 + std::exp(-(s + b2_[static_cast<size_t>(i)])));
+          const float loss = samples.loss[ids[t] * n_ff_ + i];
+          const float p = 1 / (1 + std::exp(-(s + bias2_[static_cast<size_t>(i)])));
           s = loss > 0 ? (p - 1) * positive_ * std::clamp(loss / mean_loss_, 0.1f, 4.0f) * scale : p * scale;
         }
       }
     });
-    d_b2_.assign(static_cast<size_t>(n_ff_), 0.0f);
-    for (int64_t t = 0; t < B; ++t) {
-      for (int64_t i = 0; i < n_ff_; ++i) d_b2_[static_cast<size_t>(i)] += score_[static_cast<size_t>(t * n_ff_ + i)];
-    }
+    write_sum(score_, n_ff_, b2_);
+    write(score_, B, n_ff_, scores_);
     backward(B);
   }
 
   void backward(int64_t B) {
-    const auto transposed = [](const std::vector<float>& in, int64_t rows, int64_t cols) {
-      std::vector<float> out(in.size());
-      transpose(in.data(), rows, cols, out.data());
-      return out;
-    };
-    const std::vector<float> ht = transposed(h_, B, rank_), gt = transposed(score_, B, n_ff_);
-    d_fc2_.resize(fc2_.size());
-    products_.multiply(ht.data(), rank_, gt.data(), n_ff_, B, d_fc2_.data());  // [n_ff][rank]
-    const std::vector<float> fc2t = transposed(fc2_, n_ff_, rank_);
-    std::vector<float> dh(h_.size());
-    products_.multiply(fc2t.data(), rank_, score_.data(), B, n_ff_, dh.data());
-    d_b1_.assign(static_cast<size_t>(rank_), 0.0f);
-    for (size_t i = 0; i < dh.size(); ++i) {
-      if (!(h_[i] > 0)) dh[i] = 0;
-      d_b1_[i % static_cast<size_t>(rank_)] += dh[i];
+    const Block hidden = hidden_->row_part(0, B), scores = scores_->row_part(0, B);
+    products_.multiply(transposed(scores), hidden, fc2_.gradient());
+    products_.multiply(scores, fc2_.value(), hidden);  // from here on d loss / d hidden
+    read(hidden, d_h_);
+    for (size_t i = 0; i < d_h_.size(); ++i) {
+      if (!(h_[i] > 0)) d_h_[i] = 0;
     }
-    const std::vector<float> dht = transposed(dh, B, rank_), xt = transposed(x_, B, n_);
-    d_fc1_.resize(fc1_.size());
-    products_.multiply(xt.data(), n_, dht.data(), rank_, B, d_fc1_.data());  // [rank][n]
+    write_sum(d_h_, rank_, b1_);
+    write(d_h_, B, rank_, hidden_);
+    products_.multiply(transposed(hidden), inputs_->row_part(0, B), fc1_.gradient());
+  }
+
+  void read(const Block& from, std::vector<float>& to) {
+    to.resize(static_cast<size_t>(from.rows * from.cols));
+    products_.read(from, to.data());
+  }
+  void write(const std::vector<float>& from, int64_t rows, int64_t cols, const OwnedBlock& to) {
+    products_.write({DType::f32, rows, cols, from.data(), nullptr}, to->row_part(0, rows));
+  }
+  // The gradient of a bias: sums over tokens.
+  void write_sum(const std::vector<float>& values, int64_t cols, Parameter& bias) {
+    sum_.assign(static_cast<size_t>(cols), 0.0f);
+    for (size_t i = 0; i < values.size(); i += sum_.size()) {
+      for (size_t c = 0; c < sum_.size(); ++c) sum_[c] += values[i + c];
+    }
+    products_.write({DType::f32, 1, cols, sum_.data(), nullptr}, bias.gradient());
   }
 
   // Share of the loss that the best-scored neurons hold, as many as kBudget times the active ones over all tokens.
@@ -224,8 +237,8 @@ class Trainer {
       forward(B);
       for (int64_t t = 0; t < B; ++t) {
         for (int64_t i = 0; i < n_ff_; ++i) {
-          const float loss = v.loss[i * v.T + ids[static_cast<size_t>(t)]];
-          scored.push_back({score_[static_cast<size_t>(t * n_ff_ + i)] + b2_[static_cast<size_t>(i)], loss});
+          const float loss = v.loss[ids[static_cast<size_t>(t)] * n_ff_ + i];
+          scored.push_back({score_[static_cast<size_t>(t * n_ff_ + i)] + bias2_[static_cast<size_t>(i)], loss});
           all += static_cast<double>(loss);
           active += loss > 0 ? 1 : 0;
         }
@@ -243,7 +256,8 @@ class Trainer {
   // In terms of the inputs as they are.
   Mlp folded() const {
     Mlp m;
-    m.rank = rank_, m.fc1 = fc1_, m.fc1_bias = b1_, m.fc2 = fc2_;
+    m.rank = rank_;
+    fc1_.read(m.fc1), b1_.read(m.fc1_bias), fc2_.read(m.fc2);
     for (int64_t r = 0; r < rank_; ++r) {
       double shift = 0;
       for (int64_t c = 0; c < n_; ++c) {
@@ -261,9 +275,10 @@ class Trainer {
   Products& products_;
   ThreadTeam& team_;
   std::vector<float> mean_, deviation_;
-  std::vector<float> fc1_, b1_, fc2_, b2_;
-  std::vector<float> d_fc1_, d_b1_, d_fc2_, d_b2_;
-  std::vector<float> x_, h_, score_;
+  std::vector<float> bias1_, bias2_;  // as they are in b1_ and b2_
+  Parameter fc1_, fc2_, b1_, b2_;
+  OwnedBlock inputs_, hidden_, scores_;  // [batch][n], [batch][rank], [batch][n_ff]
+  std::vector<float> x_, h_, d_h_, score_, sum_;
   float positive_ = 1, mean_loss_ = 1;
 };
 
@@ -271,7 +286,9 @@ class Trainer {
 
 Mlp train_mlp(const LowRank& start, const InputMoments& inputs, int64_t rank, const MlpSamples& train,
               const MlpSamples& validation, const MlpOptions& options, Products& products, ThreadTeam& team) {
-  return Trainer(start, inputs, rank, options, products, team).train(train, validation);
+  HEARTH_CHECK(rank % 2 == 0 && rank / 2 <= start.rank);
+  Trainer trainer(start_from(start, inputs, rank), start.n_embd, start.n_ff, rank, options, products, team);
+  return trainer.train(train, validation);
 }
 
 }  // namespace hearth::predictor

@@ -8,7 +8,6 @@
 
 #include "core/half.h"
 #include "core/thread_team.h"
-#include "predictor/products.h"
 #include "predictor/whitened_svd.h"
 
 namespace hearth::predictor {
@@ -22,7 +21,7 @@ struct MlpOptions {
   uint32_t seed = 1;
 };
 
-// Tokens to learn from: x [T][n_embd], loss [n_ff][T] (0 = inactive).
+// Tokens to learn from: x [T][n_embd], loss [T][n_ff] (0 = inactive).
 struct MlpSamples {
   std::span<const f16_t> x;
   const float* loss = nullptr;
@@ -36,7 +35,8 @@ struct Mlp {
 };
 
 // `start`: the linear solution of rank / 2, from whose pairs relu(z) - relu(-z) training sets out. Deterministic for
-// given options, whatever the number of threads.
+// given options and products, whatever the number of threads. Weights, gradients and their moments stay in the memory
+// of the products: 16 bytes a weight.
 Mlp train_mlp(const LowRank& start, const InputMoments& inputs, int64_t rank, const MlpSamples& train,
               const MlpSamples& validation, const MlpOptions& options, Products& products, ThreadTeam& team);
 

@@ -3,22 +3,24 @@
 // C = L L^T the covariance of the input and D the neurons' weights, the rank-r B minimising sum over inputs of
 // |D (W - B) (x - mean)|^2 is D^-1 U_r S_r V_r^T L^-1 of D W L = U S V^T. No training.
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/tensor.h"
-#include "predictor/products.h"
+#include "predictor/cholesky.h"
 
 namespace hearth::predictor {
 
-// Mean and covariance of inputs, and the factor L [n][n] (lower, row-major) of the covariance with a small ridge.
+// Mean and covariance of inputs of n elements, and the factor L of the covariance with a small ridge. Must not outlive
+// the products that it was made by.
 struct InputMoments {
   int64_t n = 0;
-  std::vector<float> mean;        // [n]
-  std::vector<float> covariance;  // [n][n], without the ridge
-  std::vector<float> factor;      // [n][n]
+  std::vector<float> mean, variance;  // [n]
+  OwnedBlock covariance;              // [n][n], without the ridge
+  std::optional<Cholesky> factor;
 };
-// x [T][n].
+// x [T][n], T at least 2.
 InputMoments moments_of(std::span<const f16_t> x, int64_t n, Products& products);
 
 // K [n][n] of the best linear guess h = K x + c of one input from another: h [T][n], x [T][n] with moments `inputs`.
@@ -37,7 +39,7 @@ struct LowRank {
   std::vector<float> fc2_of(int64_t r) const;  // [n_ff][r]
 };
 // gate [n_ff][n]; weights [n_ff], positive. Exact eigenvectors for n up to 1024; above, block subspace iteration with a
-// fixed seed. `products` was made for max(n_ff, n) columns or more.
+// fixed seed.
 LowRank whitened_svd(const Matrix& gate, std::span<const float> weights, const InputMoments& inputs, int64_t max_rank,
                      Products& products);
 

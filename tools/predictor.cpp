@@ -57,6 +57,24 @@ std::unique_ptr<Device> make_device(const Options& o, ThreadTeam& team) {
   return cpu::make_device(team);
 }
 
+// What weights are computed with: the GPU where activations are gathered on one.
+struct Fitting {
+  std::unique_ptr<Device> host;  // of the host's products
+  std::unique_ptr<Products> products;
+};
+
+Fitting make_fitting(const Options& o, ThreadTeam& team) {
+  Fitting f;
+  if (o.device == "cuda" || (o.device == "auto" && !cuda::list_gpus().empty())) {
+    f.products = cuda::make_products(o.gpu);
+  } else {
+    f.host = cpu::make_device(team);
+    f.products = std::make_unique<predictor::HostProducts>(*f.host, team);
+  }
+  log::info("fitting on {}", f.products->name());
+  return f;
+}
+
 model::PredictorInput parse_input(const std::string& name) {
   for (const auto input :
        {model::PredictorInput::ffn_input, model::PredictorInput::residual, model::PredictorInput::previous_ffn_input}) {
@@ -151,14 +169,13 @@ void fit(const Options& o) {
   const std::vector<offline::Candidate> candidates = candidates_of(o, m);
   ThreadTeam team(o.threads);
   const offline::Samples samples = gather(o, m, team, o.texts, o.tokens, false);
-  const auto device = cpu::make_device(team);
-  predictor::Products products(*device, std::max(m.config().n_embd, m.config().n_ff));
+  const Fitting fitting = make_fitting(o, team);
   offline::FitOptions options;
   options.recall = o.recall, options.threshold = o.threshold;
   const InterruptGuard interrupt;
   Progress progress(m.config().n_layer);
   for (size_t layer = 0; layer < m.weights().layers.size(); ++layer) {
-    offline::LayerFit layer_fit(m, layer, samples, options, products, team);
+    offline::LayerFit layer_fit(m, layer, samples, options, *fitting.products, team);
     auto chosen = offline::choose_predictor(layer_fit, candidates, m.weights().layers[layer].ffn, offline::CostModel{},
                                             o.read_by == "gpu", [&] { return !interrupt.requested(); });
     if (!chosen) interrupted();
@@ -168,7 +185,7 @@ void fit(const Options& o) {
                                 chosen->candidate.name(), 100 * f.loss_recall, f.predicted_density / f.density));
     if (static_cast<double>(f.loss_recall) < o.recall) {
       log::warn("layer {}: no predictor reaches a recall of {}; the best keeps {:.4f} of the loss", layer, o.recall,
-                   f.loss_recall);
+                f.loss_recall);
     }
     sidecar.new_predictors.push_back(std::move(chosen->predictor));
   }
@@ -239,13 +256,12 @@ void compare(const Options& o) {
   for (const std::string& file : o.tests) {
     texts.push_back({std::filesystem::path(file).stem().string(), gather(o, m, team, {file}, o.test_tokens, true)});
   }
-  const auto device = cpu::make_device(team);
-  predictor::Products products(*device, std::max(m.config().n_embd, m.config().n_ff));
+  const Fitting fitting = make_fitting(o, team);
   offline::FitOptions options;
   options.recall = o.recall, options.threshold = o.threshold;
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
-  const auto compared = offline::compare_candidates(m, samples, candidates, texts, options, products, team,
+  const auto compared = offline::compare_candidates(m, samples, candidates, texts, options, *fitting.products, team,
                                                     [&](size_t done, size_t total, const std::string& what) {
                                                       if (!progress) progress.emplace(static_cast<int64_t>(total));
                                                       progress->update(static_cast<int64_t>(done), what);
@@ -315,7 +331,8 @@ void add_kind(CLI::App& sub, Options& o) {
       ->check(CLI::IsMember({"ffn_input", "residual", "previous_ffn_input"}))
       ->capture_default_str()
       ->group("Predictor");
-  sub.add_option("--device", o.device, "Where activations are gathered: cpu, cuda, or auto: the GPU when there is one")
+  sub.add_option("--device", o.device,
+                 "Where activations are gathered and weights computed: cpu, cuda, or auto: the GPU when there is one")
       ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
       ->capture_default_str()
       ->group("Hardware");
@@ -339,7 +356,7 @@ void register_fit(CLI::App& top) {
       ->capture_default_str()
       ->group("Predictor");
   sub->footer(
-      "Weights are computed on the CPU. Ctrl-C leaves the sidecar as it was.\n"
+      "Ctrl-C leaves the sidecar as it was.\n"
       "Example: hearth predictor fit -m model.gguf -f books.txt --method svd --rank 256 --type q8_0");
   sub->callback([o] { fit(*o); });
 }

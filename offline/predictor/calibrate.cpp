@@ -52,8 +52,7 @@ size_t Calibration::price_for(double loss_recall) const {
 }
 
 Calibration calibrate(LayerTruth& truth, const Predictor& predictor, const CalibrationInputs& calibration,
-                      const CalibrationInputs& validation, int64_t n_embd, predictor::Products& products,
-                      ThreadTeam& team) {
+                      const CalibrationInputs& validation, int64_t n_embd, Products& products, ThreadTeam& team) {
   const int64_t n_ff = truth.n_ff(), T = static_cast<int64_t>(calibration.ffn.size()) / n_embd;
   Calibration c;
   SampleScores scores(predictor, calibration.read, n_embd, products, team);
@@ -80,8 +79,7 @@ Calibration calibrate(LayerTruth& truth, const Predictor& predictor, const Calib
 }
 
 std::vector<Tally> tallies_on(LayerTruth& truth, const Predictor& predictor, std::span<const float> thresholds,
-                              const CalibrationInputs& inputs, int64_t n_embd, predictor::Products& products,
-                              ThreadTeam& team) {
+                              const CalibrationInputs& inputs, int64_t n_embd, Products& products, ThreadTeam& team) {
   const int64_t n_ff = truth.n_ff(), T = static_cast<int64_t>(inputs.ffn.size()) / n_embd;
   const size_t prices = thresholds.size() / static_cast<size_t>(n_ff);
   std::vector<Tally> total(prices);

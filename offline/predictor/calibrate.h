@@ -24,12 +24,11 @@ struct CalibrationInputs {
   std::span<const f16_t> read;  // [T][n_embd] what the predictor reads
 };
 Calibration calibrate(LayerTruth& truth, const Predictor& predictor, const CalibrationInputs& calibration,
-                      const CalibrationInputs& validation, int64_t n_embd, predictor::Products& products,
-                      ThreadTeam& team);
+                      const CalibrationInputs& validation, int64_t n_embd, Products& products, ThreadTeam& team);
 
 // What the thresholds [n_ff][n_prices] keep on other tokens: [n_prices].
 std::vector<predictor::Tally> tallies_on(LayerTruth& truth, const Predictor& predictor,
                                          std::span<const float> thresholds, const CalibrationInputs& inputs,
-                                         int64_t n_embd, predictor::Products& products, ThreadTeam& team);
+                                         int64_t n_embd, Products& products, ThreadTeam& team);
 
 }  // namespace hearth::offline

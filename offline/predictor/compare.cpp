@@ -36,7 +36,7 @@ const std::vector<double>& compared_targets() {
 
 std::optional<std::vector<ComparedCandidate>> compare_candidates(
     const model::Model& model, const Samples& samples, const std::vector<Candidate>& candidates,
-    const std::vector<NamedSamples>& texts, const FitOptions& options, predictor::Products& products, ThreadTeam& team,
+    const std::vector<NamedSamples>& texts, const FitOptions& options, Products& products, ThreadTeam& team,
     const std::function<bool(size_t done, size_t total, const std::string& what)>& report) {
   std::vector<ComparedCandidate> result;
   for (const Candidate& c : candidates) {

@@ -34,7 +34,7 @@ const std::vector<double>& compared_targets();
 // Layer by layer, every candidate. `report` is told after each; nullopt when it answers false.
 std::optional<std::vector<ComparedCandidate>> compare_candidates(
     const model::Model& model, const Samples& samples, const std::vector<Candidate>& candidates,
-    const std::vector<NamedSamples>& texts, const FitOptions& options, predictor::Products& products, ThreadTeam& team,
+    const std::vector<NamedSamples>& texts, const FitOptions& options, Products& products, ThreadTeam& team,
     const std::function<bool(size_t done, size_t total, const std::string& what)>& report);
 
 nlohmann::json to_json(const std::vector<ComparedCandidate>& compared, const std::vector<NamedSamples>& texts);

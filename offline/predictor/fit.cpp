@@ -54,7 +54,7 @@ PredictorInput input_of(const Samples& samples, size_t layer) {
 }  // namespace
 
 LayerFit::LayerFit(const model::Model& model, size_t layer, const Samples& samples, const FitOptions& options,
-                   predictor::Products& products, ThreadTeam& team)
+                   Products& products, ThreadTeam& team)
     : samples_(samples),
       layer_(layer),
       options_(options),
@@ -90,11 +90,15 @@ const Matrix& LayerFit::gate() {
   if (input_ == PredictorInput::ffn_input) return gate_ = w;
   const std::vector<float> k =
       predictor::linear_guess(samples_.at(Part::fit, layer_).ffn, read(Part::fit), moments(), products_);
-  std::vector<float> by_column(k.size());
-  predictor::transpose(k.data(), n_embd_, n_embd_, by_column.data());
-  const std::vector<float> values = predictor::dequantized(w, 0, w.rows);
-  gate_values_.resize(values.size());
-  products_.multiply(by_column.data(), n_embd_, values.data(), w.rows, n_embd_, gate_values_.data());
+  gate_values_.resize(static_cast<size_t>(w.rows * n_embd_));
+  const OwnedBlock guess = products_.upload({DType::f32, n_embd_, n_embd_, k.data(), nullptr});
+  const int64_t at_once = predictor::tile_rows(n_embd_);
+  for (int64_t first = 0; first < w.rows; first += at_once) {
+    const OwnedBlock rows = products_.upload(w.slice_rows(first, std::min(at_once, w.rows - first)));
+    const OwnedBlock composed = products_.allocate(rows->rows, n_embd_);
+    products_.multiply(rows, guess, composed);
+    products_.read(composed, gate_values_.data() + first * n_embd_);
+  }
   return gate_ = {DType::f32, w.rows, n_embd_, gate_values_.data(), nullptr};
 }
 
@@ -145,22 +149,26 @@ PredictorData LayerFit::svd(const Candidate& c) {
   return p;
 }
 
+std::vector<float> LayerFit::losses_by_token(Part part) {
+  const auto& x = samples_.at(part, layer_).ffn;
+  const int64_t T = static_cast<int64_t>(x.size()) / n_embd_, n_ff = truth_.n_ff();
+  std::vector<float> losses(static_cast<size_t>(T * n_ff));
+  for (int64_t first = 0; first < n_ff; first += kNeuronBlock) {
+    const int64_t count = std::min(kNeuronBlock, n_ff - first);
+    const float* by_neuron = truth_.losses(x, first, count);
+    team_.for_chunks(T, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t t = begin; t < end; ++t) losses[static_cast<size_t>(t * n_ff + first + i)] = by_neuron[i * T + t];
+      }
+    });
+  }
+  return losses;
+}
+
 PredictorData LayerFit::mlp(const Candidate& c) {
   if (mlp_loss_.empty()) {
-    const auto& x = samples_.at(Part::fit, layer_).ffn;
-    const auto T = static_cast<int64_t>(x.size()) / n_embd_;
-    mlp_loss_.resize(static_cast<size_t>(T * truth_.n_ff()));
-    for (int64_t first = 0; first < truth_.n_ff(); first += kNeuronBlock) {
-      const int64_t count = std::min(kNeuronBlock, truth_.n_ff() - first);
-      std::copy_n(truth_.losses(x, first, count), count * T, mlp_loss_.data() + first * T);
-    }
-    const auto& v = samples_.at(Part::validate, layer_).ffn;
-    const auto Tv = static_cast<int64_t>(v.size()) / n_embd_;
-    mlp_validation_.resize(static_cast<size_t>(Tv * truth_.n_ff()));
-    for (int64_t first = 0; first < truth_.n_ff(); first += kNeuronBlock) {
-      const int64_t count = std::min(kNeuronBlock, truth_.n_ff() - first);
-      std::copy_n(truth_.losses(v, first, count), count * Tv, mlp_validation_.data() + first * Tv);
-    }
+    mlp_loss_ = losses_by_token(Part::fit);
+    mlp_validation_ = losses_by_token(Part::validate);
   }
   const auto tokens = [&](Part part) { return static_cast<int64_t>(samples_.at(part, layer_).ffn.size()) / n_embd_; };
   const predictor::MlpSamples train{read(Part::fit), mlp_loss_.data(), tokens(Part::fit)};

@@ -40,7 +40,7 @@ class LayerFit {
  public:
   // All must outlive the object. `device`: a host device of its own.
   LayerFit(const model::Model& model, size_t layer, const Samples& samples, const FitOptions& options,
-           predictor::Products& products, ThreadTeam& team);
+           Products& products, ThreadTeam& team);
 
   // Weights only, no thresholds yet. Throws Error when the candidate is impossible here (a rank beyond the layer's size
   // or no multiple of the type's block).
@@ -62,18 +62,19 @@ class LayerFit {
   const std::vector<f16_t>& read(Part part) const;
   const Matrix& gate();
   std::vector<float> importance();
+  std::vector<float> losses_by_token(Part part);  // [T][n_ff]
 
   const Samples& samples_;
   size_t layer_;
   FitOptions options_;
-  predictor::Products& products_;
+  Products& products_;
   ThreadTeam& team_;
   int64_t n_embd_;
   model::PredictorInput input_;
   LayerTruth truth_;
   Matrix gate_;
   std::vector<float> gate_values_;
-  std::vector<float> mlp_loss_, mlp_validation_;  // [n_ff][T] of the tokens fitted on, and of the validation's
+  std::vector<float> mlp_loss_, mlp_validation_;  // [T][n_ff] of the tokens fitted on, and of the validation's
   std::optional<predictor::InputMoments> moments_;
   std::optional<predictor::LowRank> low_rank_;
 };

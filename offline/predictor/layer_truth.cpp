@@ -8,10 +8,8 @@
 
 namespace hearth::offline {
 
-using predictor::dequantized;
-
 LayerTruth::LayerTruth(const FfnShard& shard, const NeuronRule& rule, std::vector<float> down_norms, int64_t n_embd,
-                       predictor::Products& products, ThreadTeam& team)
+                       Products& products, ThreadTeam& team)
     : shard_(shard),
       rule_(rule),
       down_norms_(std::move(down_norms)),
@@ -23,8 +21,18 @@ const float* LayerTruth::losses(std::span<const f16_t> x, int64_t first, int64_t
   const auto T = static_cast<int64_t>(x.size()) / n_embd_;
   if (const auto kept = kept_.find(x.data()); kept != kept_.end()) return kept->second.data() + first * T;
   loss_.resize(static_cast<size_t>(count * T));
-  compute(x, first, count, loss_.data());
+  compute(tokens(x), first, count, loss_.data());
   return loss_.data();
+}
+
+const predictor::TokenProducts& LayerTruth::tokens(std::span<const f16_t> x) {
+  if (!tokens_ || last_ != x.data()) {
+    tokens_.reset();  // first, so that the two are never in memory at once
+    tokens_.emplace(Matrix{DType::f16, static_cast<int64_t>(x.size()) / n_embd_, n_embd_, x.data(), nullptr},
+                    products_);
+    last_ = x.data();
+  }
+  return *tokens_;
 }
 
 void LayerTruth::keep(std::span<const f16_t> x) {
@@ -33,20 +41,17 @@ void LayerTruth::keep(std::span<const f16_t> x) {
   if (n * sizeof(float) > kKeptBytes) return;
   std::vector<float> loss(n);
   for (int64_t first = 0; first < n_ff(); first += kNeuronBlock) {
-    compute(x, first, std::min(kNeuronBlock, n_ff() - first), loss.data() + first * T);
+    compute(tokens(x), first, std::min(kNeuronBlock, n_ff() - first), loss.data() + first * T);
   }
   kept_[x.data()] = std::move(loss);
 }
 
-void LayerTruth::compute(std::span<const f16_t> x, int64_t first, int64_t count, float* loss) {
-  const auto T = static_cast<int64_t>(x.size()) / n_embd_;
-  const Matrix inputs{DType::f16, T, n_embd_, x.data(), nullptr};
-  const std::vector<float> gate = dequantized(shard_.gate, first, count);
-  products_.multiply(inputs, gate.data(), count, loss);
+void LayerTruth::compute(const predictor::TokenProducts& x, int64_t first, int64_t count, float* loss) {
+  const int64_t T = x.tokens();
+  x.multiply(shard_.gate.slice_rows(first, count), loss);
   if (shard_.up) {
     up_.resize(static_cast<size_t>(count * T));
-    const std::vector<float> up = dequantized(shard_.up, first, count);
-    products_.multiply(inputs, up.data(), count, up_.data());
+    x.multiply(shard_.up.slice_rows(first, count), up_.data());
   }
   team_.for_chunks(count, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
@@ -68,14 +73,9 @@ void LayerTruth::compute(std::span<const f16_t> x, int64_t first, int64_t count,
   });
 }
 
-SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd,
-                           predictor::Products& products, ThreadTeam& team)
-    : predictor_(predictor),
-      x_(x),
-      n_embd_(n_embd),
-      T_(static_cast<int64_t>(x.size()) / n_embd),
-      products_(products),
-      team_(team) {
+SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products,
+                           ThreadTeam& team)
+    : predictor_(predictor), n_embd_(n_embd), T_(static_cast<int64_t>(x.size()) / n_embd), team_(team) {
   if (predictor.signs != nullptr) {
     const int64_t words = (n_embd + 31) / 32;
     sign_bits_.resize(static_cast<size_t>(T_ * words));
@@ -87,12 +87,13 @@ SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x,
       }
     });
   }
+  if (predictor.signs != nullptr) return;
+  const Matrix inputs{DType::f16, T_, n_embd, x.data(), nullptr};
+  reader_.emplace(inputs, products);
   if (!predictor.fc1) return;
   const int64_t rank = predictor.fc1.rows;
-  const std::vector<float> fc1 = dequantized(predictor.fc1, 0, rank);
-  const Matrix inputs{DType::f16, T_, n_embd, x.data(), nullptr};
   std::vector<float> by_row(static_cast<size_t>(rank * T_));  // [rank][T]
-  products_.multiply(inputs, fc1.data(), rank, by_row.data());
+  reader_->multiply(predictor.fc1, by_row.data());
   for (int64_t r = 0; r < rank; ++r) {
     const float bias = predictor.fc1_bias ? predictor.fc1_bias.data[r] : 0.0f;
     for (int64_t t = 0; t < T_; ++t) {
@@ -103,15 +104,13 @@ SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x,
   }
   hidden_.resize(by_row.size());
   predictor::transpose(by_row.data(), rank, T_, hidden_.data());
+  reader_.emplace(Matrix{DType::f32, T_, rank, hidden_.data(), nullptr}, products);
 }
 
 void SampleScores::scores(int64_t first, int64_t count, std::vector<float>& score) {
   score.resize(static_cast<size_t>(count * T_));
   if (predictor_.signs != nullptr) return sign_scores(first, count, score);
-  const std::vector<float> fc2 = dequantized(predictor_.fc2, first, count);
-  const Matrix inputs = predictor_.fc1 ? Matrix{DType::f32, T_, predictor_.fc1.rows, hidden_.data(), nullptr}
-                                       : Matrix{DType::f16, T_, n_embd_, x_.data(), nullptr};
-  products_.multiply(inputs, fc2.data(), count, score.data());
+  reader_->multiply(predictor_.fc2.slice_rows(first, count), score.data());
 }
 
 void SampleScores::sign_scores(int64_t first, int64_t count, std::vector<float>& score) {

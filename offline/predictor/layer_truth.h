@@ -2,6 +2,7 @@
 // What the neurons of a layer really do on samples, and what a predictor says of them, a block of neurons at a time so
 // that memory stays bounded: [neurons][tokens].
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -13,14 +14,14 @@
 
 namespace hearth::offline {
 
-constexpr int64_t kNeuronBlock = 128;
+constexpr int64_t kNeuronBlock = 512;
 constexpr size_t kKeptBytes = size_t{1} << 30;
 
 class LayerTruth {
  public:
   // All must outlive the object. `down_norms` [n_ff]: ||down row||.
   LayerTruth(const FfnShard& shard, const NeuronRule& rule, std::vector<float> down_norms, int64_t n_embd,
-             predictor::Products& products, ThreadTeam& team);
+             Products& products, ThreadTeam& team);
 
   int64_t n_ff() const { return shard_.n(); }
   const FfnShard& shard() const { return shard_; }
@@ -31,14 +32,17 @@ class LayerTruth {
   void keep(std::span<const f16_t> x);
 
  private:
-  void compute(std::span<const f16_t> x, int64_t first, int64_t count, float* loss);
+  void compute(const predictor::TokenProducts& x, int64_t first, int64_t count, float* loss);
+  const predictor::TokenProducts& tokens(std::span<const f16_t> x);
 
   const FfnShard& shard_;
   NeuronRule rule_;
   std::vector<float> down_norms_;
   int64_t n_embd_;
-  predictor::Products& products_;
+  Products& products_;
   ThreadTeam& team_;
+  const f16_t* last_ = nullptr;  // what tokens_ were made of
+  std::optional<predictor::TokenProducts> tokens_;
   std::vector<float> up_, loss_;
   std::unordered_map<const f16_t*, std::vector<float>> kept_;
 };
@@ -47,7 +51,7 @@ class LayerTruth {
 class SampleScores {
  public:
   // x [T][n_embd]: what the predictor reads. All must outlive the object.
-  SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, predictor::Products& products,
+  SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products,
                ThreadTeam& team);
   // score [count][T] of the neurons from `first` on. Weights are used in f32 as they are after rounding to their type;
   // the 8-bit rounding of inputs that devices do for quantised weights is not imitated.
@@ -57,12 +61,11 @@ class SampleScores {
   void sign_scores(int64_t first, int64_t count, std::vector<float>& score);
 
   const Predictor& predictor_;
-  std::span<const f16_t> x_;
   int64_t n_embd_, T_;
-  predictor::Products& products_;
   ThreadTeam& team_;
-  std::vector<float> hidden_;        // [T][rank]
-  std::vector<uint32_t> sign_bits_;  // [T][words]
+  std::vector<float> hidden_;                       // [T][rank]
+  std::optional<predictor::TokenProducts> reader_;  // of hidden_, or of x_ without an fc1
+  std::vector<uint32_t> sign_bits_;                 // [T][words]
 };
 
 // Bit c of word c / 32 is set where element c is negative; [ceil(n / 32)].

@@ -40,7 +40,7 @@ class Bench {
   explicit Bench(model::Model& m, int threads = 2)
       : team_(threads),
         device_(cpu::make_device(team_)),
-        products_(*device_, std::max(m.config().n_embd, m.config().n_ff)),
+        products_(*device_, team_),
         model_(m) {}
   std::vector<model::PredictorData> fit(const Samples& samples, const Candidate& candidate, const FitOptions& options) {
     std::vector<model::PredictorData> layers;
@@ -56,12 +56,12 @@ class Bench {
                                [](const EvaluationProgress&) { return true; });
   }
   ThreadTeam& team() { return team_; }
-  predictor::Products& products() { return products_; }
+  Products& products() { return products_; }
 
  private:
   ThreadTeam team_;
   std::unique_ptr<Device> device_;
-  predictor::Products products_;
+  predictor::HostProducts products_;
   model::Model& model_;
 };
 

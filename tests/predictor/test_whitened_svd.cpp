@@ -6,6 +6,7 @@
 
 #include "core/thread_team.h"
 #include "cpu/cpu.h"
+#include "predictor/products.h"
 #include "predictor/whitened_svd.h"
 #include "support/random.h"
 
@@ -78,7 +79,8 @@ class WhitenedSvd : public testing::Test {
  protected:
   ThreadTeam team_{2};
   std::unique_ptr<Device> device_ = cpu::make_device(team_);
-  Products products_{*device_, kNff};
+  HostProducts host_{*device_, team_};
+  Products& products_ = host_;
   std::vector<float> even_ = std::vector<float>(kNff, 1.0f);
 };
 
@@ -142,7 +144,8 @@ TEST_F(WhitenedSvd, GuessesALinearFunction) {
   const std::vector<float> map = test::random_normal(rng, static_cast<size_t>(kN * kN), 0.1f);
   std::vector<float> x(c.x.size()), h(c.x.size());
   traits(DType::f16).to_float(c.x.data(), x.data(), static_cast<int64_t>(x.size()));
-  products_.multiply(map.data(), kN, x.data(), kT, kN, h.data());
+  TokenProducts({DType::f32, kN, kN, map.data(), nullptr}, products_)
+      .multiply({DType::f32, kT, kN, x.data(), nullptr}, h.data());
   std::vector<f16_t> h16(h.size());
   traits(DType::f16).from_float(h.data(), h16.data(), static_cast<int64_t>(h.size()));
   const std::vector<float> k = linear_guess(h16, c.x, m, products_);
@@ -159,7 +162,7 @@ TEST_F(WhitenedSvd, SameBitsForAnyNumberOfThreads) {
   const auto run = [&](int threads) {
     ThreadTeam team(threads);
     const auto device = cpu::make_device(team);
-    Products products(*device, kNff);
+    HostProducts products(*device, team);
     return whitened_svd(c.matrix(), even_, moments_of(c.x, kN, products), 20, products);
   };
   const LowRank one = run(1), three = run(3);
@@ -183,15 +186,17 @@ TEST_F(WhitenedSvd, WideInputs) {
   }
   std::vector<f16_t> x(static_cast<size_t>(T * n));
   traits(DType::f16).from_float(test::random_normal(rng, x.size()).data(), x.data(), T * n);
-  Products products(*device_, n);
-  const InputMoments m = moments_of(x, n, products);
+  const InputMoments m = moments_of(x, n, products_);
   const Matrix w{DType::f32, n_ff, n, gate.data(), nullptr};
-  const LowRank low = whitened_svd(w, std::vector<float>(n_ff, 1.0f), m, 16, products);
+  const LowRank low = whitened_svd(w, std::vector<float>(n_ff, 1.0f), m, 16, products_);
   EXPECT_LT(low.singular[rank], 2e-3f * low.singular[0]);
   // fc2 fc1 = the gate itself
-  std::vector<float> fc1t(low.fc1.size()), product(gate.size());
-  transpose(low.fc1.data(), 16, n, fc1t.data());
-  products.multiply(fc1t.data(), n, low.fc2.data(), n_ff, 16, product.data());
+  std::vector<float> product(gate.size());
+  const OwnedBlock fc1 = products_.upload({DType::f32, 16, n, low.fc1.data(), nullptr});
+  const OwnedBlock fc2 = products_.upload({DType::f32, n_ff, 16, low.fc2.data(), nullptr});
+  const OwnedBlock both = products_.allocate(n_ff, n);
+  products_.multiply(fc2, fc1, both);
+  products_.read(both, product.data());
   double difference = 0, length = 0;
   for (size_t i = 0; i < gate.size(); ++i) {
     difference += std::pow(static_cast<double>(product[i] - gate[i]), 2);
