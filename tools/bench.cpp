@@ -66,8 +66,9 @@ class Bench {
         [&] {
           for (const int32_t id : ids) engine_.eval_greedy(id);
         });
-    row.density = density_since(before);
-    const double bytes = engine_.bytes_per_token(row.density, depth + n / 2).total();
+    const engine::DensityStats counted = engine_.density().since(before);
+    row.density = counted.density(engine_.config().n_ff);
+    const double bytes = engine_.traffic(counted, depth + n / 2).total().total();
     row.bytes_per_second = bytes * static_cast<double>(n) / mean_sd(row.seconds).mean;
     row.memory_bandwidth = measure_bandwidth_ ? mean_sd(bandwidths).mean : 0;
     return row;
@@ -108,13 +109,6 @@ class Bench {
       if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
     return seconds;
-  }
-
-  double density_since(const engine::DensityStats& before) {
-    engine::DensityStats difference = engine_.density();
-    difference.steps -= before.steps;
-    for (size_t l = 0; l < difference.active.size(); ++l) difference.active[l] -= before.active[l];
-    return difference.density(engine_.config().n_ff);
   }
 
   Session& session_;

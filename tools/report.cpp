@@ -89,7 +89,7 @@ void print_division(Session& session, const Timings& t) {
   const double host = session.engine().density().host_share();
   if (!std::isnan(host)) log::info("{:>16} = {:.1f} % of the active neurons on the GPU", "hit share", (1 - host) * 100);
   const engine::Engine& e = session.engine();
-  const engine::TokenBytes bytes = e.bytes_per_token(e.density().density(e.config().n_ff), e.n_past());
+  const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
   log::info("{:>16} = {} on the GPU and {} on the CPU, a token", "bytes read",
             human_bytes(static_cast<size_t>(bytes.main)), human_bytes(static_cast<size_t>(bytes.host)));
   const engine::Placement& p = session.planned()->placement;
@@ -113,7 +113,7 @@ nlohmann::json division_json(Session& session) {
                       {"cpu_bytes_per_token", nullptr},
                       {"expected_tokens_per_second", nullptr}};
   const engine::Engine& e = session.engine();
-  const engine::TokenBytes bytes = e.bytes_per_token(e.density().density(e.config().n_ff), e.n_past());
+  const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
   j["gpu_bytes_per_token"] = bytes.main, j["cpu_bytes_per_token"] = bytes.host;
   if (!std::isnan(host)) j["hit_share"] = 1 - host;
   if (session.planned()->tokens_per_second) j["expected_tokens_per_second"] = *session.planned()->tokens_per_second;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -135,20 +134,6 @@ const char* to_string(Sparsity sparsity) {
       return "auto";
   }
   return "?";
-}
-
-double DensityStats::density(int64_t n_ff) const {
-  if (steps == 0 || active.empty()) return NAN;
-  double total = 0;
-  for (const double a : active) total += a;
-  return total / static_cast<double>(steps * n_ff) / static_cast<double>(active.size());
-}
-
-double DensityStats::host_share() const {
-  double total = 0, host = 0;
-  for (const double a : active) total += a;
-  for (const double a : active_on_host) host += a;
-  return steps == 0 || total == 0 ? NAN : host / total;
 }
 
 Engine::Engine(model::Model& model, Device& device, const EngineOptions& options)
@@ -422,46 +407,16 @@ void Engine::truncate(int64_t n) {
   n_past_ = n;
 }
 
-TokenBytes Engine::bytes_per_token(double density, int64_t n_kv) const {
-  const bool sparse = sparsity_ != Sparsity::off && std::isfinite(density);
-  const double measured_share = density_.host_share();
-  TokenBytes b;
-  const auto add = [&b](bool on_host, double bytes) { (on_host ? b.host : b.main) += bytes; };
-  const model::Weights& host_weights = split_ ? split_->host : weights_;
-  add(head_on_host(), static_cast<double>((head_on_host() ? host_weights : weights_).output.bytes()));
-  const auto kv = static_cast<double>(KvCache::layer_bytes(config(), std::min(n_kv, n_ctx_)));
+TokenTraffic Engine::traffic(const DensityStats& counted, int64_t n_kv) const {
+  std::vector<int64_t> n_main;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const model::LayerWeights& l = model_.weights().layers[i];
-    const LayerSplit& split = layers_[i];
-    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) {
-      add(split.attention_on_host, static_cast<double>(m->bytes()));
-    }
-    add(split.attention_on_host, kv);
-    const auto n_ff = static_cast<double>(l.ffn.n());
-    const double n_main = split_ ? static_cast<double>(weights_.layers[i].ffn.n_whole()) : n_ff;
-    const auto gate = static_cast<double>(l.ffn.gate.row_size());
-    const double up_down =
-        static_cast<double>(l.ffn.up.bytes() + l.ffn.down.bytes() + l.ffn.down_t.bytes()) / std::max(1.0, n_ff);
-    if (!sparse || split.selection == Selection::all) {
-      add(false, n_main * (gate + up_down));
-      add(true, (n_ff - n_main) * (gate + up_down));
-      continue;
-    }
-    const double host_share = !split.has_cold ? 0 : !split.has_hot ? 1 : measured_share;
-    const double active = density * n_ff;
-    if (split.selection == Selection::predictor) {
-      add(!split.predictor_on_main, static_cast<double>(model::predictor_bytes(l.predictor)));
-      add(false, active * (1 - host_share) * gate);
-      add(true, active * host_share * gate);
-    } else {
-      const double gates_on_main = n_main + static_cast<double>(split.n_lone_gates);
-      add(false, gates_on_main * gate);
-      add(true, (n_ff - gates_on_main) * gate);
-    }
-    add(false, active * (1 - host_share) * up_down);
-    add(true, active * host_share * up_down);
+    const FfnShard& own = weights_.layers[i].ffn;
+    n_main.push_back(!layers_[i].has_cold ? model_.weights().layers[i].ffn.n()
+                     : layers_[i].has_hot ? own.n_whole()
+                                          : 0);
   }
-  return b;
+  return token_traffic({model_, layers_, n_main, sparsity_ != Sparsity::off, head_on_host()}, counted,
+                       std::min(n_kv, n_ctx_));
 }
 
 }  // namespace hearth::engine

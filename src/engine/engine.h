@@ -19,6 +19,7 @@
 #include "engine/placement.h"
 #include "engine/split_weights.h"
 #include "engine/stall_watch.h"
+#include "engine/traffic.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -44,21 +45,6 @@ struct EngineOptions {
   // Called, with one line that says why, when a pass has failed that way and still cannot be ended because a side is
   // stuck; to end the process is all that can be done then. Empty: it goes on waiting.
   std::function<void(const std::string& why)> on_stall;
-};
-
-// Counted over single-token steps in a sparse mode.
-struct DensityStats {
-  int64_t steps = 0;
-  std::vector<double> active;          // per layer: neurons active, summed over steps
-  std::vector<double> active_on_host;  // of those, computed by the CPU beside a main device
-  double density(int64_t n_ff) const;  // mean share of active neurons; NaN before the first step
-  double host_share() const;           // share of the active neurons that the CPU computed; NaN before the first step
-};
-
-// Read for one token by the main device, and by the CPU beside it.
-struct TokenBytes {
-  double main = 0, host = 0;
-  double total() const { return main + host; }
 };
 
 // Where a divided model lives: which of its parts the main device takes, and who computes the rest.
@@ -96,10 +82,9 @@ class Engine {
   void truncate(int64_t n);
 
   const DensityStats& density() const { return density_; }
-  // Bytes that each side reads for one decode step at the context length n_kv: all matrices, less the rows that a
-  // sparse mode skips at this density, predictors, and the KV cache. Active neurons are shared between the sides as
-  // they have been so far; gate rows that a predictor named in vain are not counted.
-  TokenBytes bytes_per_token(double density, int64_t n_kv) const;
+  // Bytes that a decode step reads at a context of n_kv positions, with active neurons as in `counted`
+  // (engine/traffic.h).
+  TokenTraffic traffic(const DensityStats& counted, int64_t n_kv) const;
 
  private:
   Engine(model::Model& model, Device& device, const EngineOptions& options, const Division* division);

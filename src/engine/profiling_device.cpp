@@ -10,6 +10,8 @@
 namespace hearth::engine {
 namespace {
 
+constexpr size_t kUnreadStamps = 4096;  // of a few tokens: a device keeps an object for each
+
 std::string shape(const Matrix& m) {
   return fmt::format("{}x{} {}", m.rows, m.cols, traits(m.type).name);
 }
@@ -20,45 +22,121 @@ size_t bytes_of(const FfnShard& s) {
   return bytes;
 }
 
+// The head's product stands alone; the attention's are several, or added to the residual stream.
+Part part_of(std::span<const MatmulPart> parts) {
+  return parts.size() == 1 && !parts.front().accumulate ? Part::head : Part::attention;
+}
+
 }  // namespace
 
-std::vector<ProfilingDevice::Row> ProfilingDevice::rows() const {
+const char* to_string(Part part) {
+  switch (part) {
+    case Part::attention:
+      return "attention";
+    case Part::predictor:
+      return "predictor";
+    case Part::hand_over:
+      return "hand-over";
+    case Part::ffn:
+      return "ffn";
+    case Part::wait:
+      return "wait";
+    case Part::merge:
+      return "merge";
+    case Part::head:
+      return "head";
+    case Part::other:
+      return "other";
+  }
+  return "?";
+}
+
+std::vector<ProfilingDevice::Row> ProfilingDevice::rows() {
+  read_clock();
   std::vector<Row> result;
   for (const auto& [name, row] : rows_) result.push_back(row);
   std::stable_sort(result.begin(), result.end(), [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
   return result;
 }
 
+std::array<double, kParts> ProfilingDevice::parts() {
+  read_clock();
+  return parts_;
+}
+
+void ProfilingDevice::reset() {
+  read_clock();
+  rows_.clear();
+  parts_ = {};
+  norm_seconds_ = 0;
+}
+
+void ProfilingDevice::record(const Interval& what, double seconds) {
+  Row& row = rows_[what.operation];
+  row.operation = what.operation;
+  row.seconds += seconds;
+  row.weight_bytes += what.weight_bytes;
+  ++row.calls;
+  if (what.operation == "norm") {
+    norm_seconds_ += seconds;
+    return;
+  }
+  parts_[static_cast<size_t>(what.part)] += seconds + std::exchange(norm_seconds_, 0.0);
+}
+
+void ProfilingDevice::read_clock() {
+  if (clock_ == nullptr || intervals_.empty()) return;
+  const std::vector<double> seconds = clock_->read_stamps();
+  HEARTH_CHECK(seconds.size() == intervals_.size(), "{} times of {} operations", seconds.size(), intervals_.size());
+  for (size_t i = 0; i < seconds.size(); ++i) record(intervals_[i], seconds[i]);
+  intervals_.clear();
+}
+
 template <typename F>
-void ProfilingDevice::timed(std::string operation, size_t weight_bytes, F&& work) {
+void ProfilingDevice::timed(std::string operation, Part part, size_t weight_bytes, F&& work) {
+  if (!enabled_) return work();
+  if (clock_ != nullptr) {
+    if (intervals_.size() >= kUnreadStamps) read_clock();
+    if (intervals_.empty() && !norm_pending_) clock_->stamp();
+    work();
+    clock_->stamp();
+    if (std::exchange(norm_pending_, false)) operation = "norm, " + operation;
+    intervals_.push_back({std::move(operation), part, weight_bytes});
+    return;
+  }
   inner_.synchronize();
   const auto begin = std::chrono::steady_clock::now();
   work();
   inner_.synchronize();
-  Row& row = rows_[operation];
-  row.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  row.weight_bytes += weight_bytes;
-  ++row.calls;
-  row.operation = std::move(operation);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  record({std::move(operation), part, weight_bytes}, seconds.count());
 }
 
 void ProfilingDevice::upload(void* device, const void* host, size_t bytes) {
-  timed("upload", 0, [&] { inner_.upload(device, host, bytes); });
+  timed("upload", Part::other, 0, [&] { inner_.upload(device, host, bytes); });
 }
 void ProfilingDevice::download(void* host, const void* device, size_t bytes) {
-  timed("download", 0, [&] { inner_.download(host, device, bytes); });
+  timed("download", Part::other, 0, [&] { inner_.download(host, device, bytes); });
 }
 
 void ProfilingDevice::embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
                             int64_t position_offset, int64_t T, float* x) {
-  timed("embed", 0, [&] { inner_.embed(table, ids, positions, pos, position_offset, T, x); });
+  timed("embed", Part::other, 0, [&] { inner_.embed(table, ids, positions, pos, position_offset, T, x); });
 }
+
+// A device with a clock may do the norm inside the operation that reads it: no stamp in between.
 void ProfilingDevice::norm(const NormArgs& args, const float* x, int64_t T, Act out) {
-  timed("norm", 0, [&] { inner_.norm(args, x, T, out); });
+  if (!enabled_ || clock_ == nullptr) {
+    return timed("norm", Part::other, 0, [&] { inner_.norm(args, x, T, out); });
+  }
+  if (intervals_.size() >= kUnreadStamps && !norm_pending_) read_clock();
+  if (intervals_.empty() && !norm_pending_) clock_->stamp();
+  norm_pending_ = true;
+  inner_.norm(args, x, T, out);
 }
 
 void ProfilingDevice::quantize(Act a, int64_t T, int64_t n) {
-  timed("quantize", 0, [&] { inner_.quantize(a, T, n); });
+  timed("quantize", Part::predictor, 0, [&] { inner_.quantize(a, T, n); });
 }
 void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
   Matrix all = parts.front().w;  // the parts of a group share their input, so one shape tells it
@@ -68,34 +146,45 @@ void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t 
     all.rows += p.w.rows;
     bytes += p.w.bytes();
   }
-  timed("matmul " + shape(all), bytes, [&] { inner_.matmul(parts, in, T); });
+  timed("matmul " + shape(all), part_of(parts), bytes, [&] { inner_.matmul(parts, in, T); });
 }
 
 void ProfilingDevice::rope_kv(const RopeKvArgs& args, int64_t T) {
-  timed("rope_kv", 0, [&] { inner_.rope_kv(args, T); });
+  timed("rope_kv", Part::attention, 0, [&] { inner_.rope_kv(args, T); });
 }
 void ProfilingDevice::attention(const AttentionArgs& args, int64_t T, Act out) {
-  timed("attention", 0, [&] { inner_.attention(args, T, out); });
+  timed("attention", Part::attention, 0, [&] { inner_.attention(args, T, out); });
 }
 void ProfilingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
-  timed("ffn_dense " + shape(shard.gate), bytes_of(shard), [&] { inner_.ffn_dense(shard, in, T, y_bias, y); });
+  timed("ffn_dense " + shape(shard.gate), Part::ffn, bytes_of(shard),
+        [&] { inner_.ffn_dense(shard, in, T, y_bias, y); });
 }
 void ProfilingDevice::predict(const Predictor& predictor, Act in, const PredictArgs& args) {
   const size_t bytes = predictor.fc1.bytes() + predictor.fc2.bytes();
-  timed("predict " + shape(predictor.fc2), bytes, [&] { inner_.predict(predictor, in, args); });
+  timed("predict " + shape(predictor.fc2), Part::predictor, bytes, [&] { inner_.predict(predictor, in, args); });
 }
 void ProfilingDevice::ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
-  timed("ffn_sparse " + shape(shard.gate), 0, [&] { inner_.ffn_sparse(shard, sparse, in, y_bias, y); });
+  SparseArgs own = sparse;
+  if (enabled_) own.collect = nullptr;
+  timed("ffn_sparse " + shape(shard.gate), Part::ffn, 0, [&] { inner_.ffn_sparse(shard, own, in, y_bias, y); });
+  if (enabled_ && sparse.collect != nullptr) collect(*sparse.collect, y, shard.gate.cols);
 }
 void ProfilingDevice::argmax(const float* logits, int64_t n, int32_t* id) {
-  timed("argmax", 0, [&] { inner_.argmax(logits, n, id); });
+  timed("argmax", Part::other, 0, [&] { inner_.argmax(logits, n, id); });
 }
 
+std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity, int64_t max_ids) {
+  unused_sum_ = inner_.allocate(sizeof(float), Purpose::scratch);
+  return inner_.open_mailbox(capacity, max_ids);
+}
 void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
-  timed("post", 0, [&] { inner_.post(mailbox, x, n); });
+  timed("post", Part::hand_over, 0, [&] { inner_.post(mailbox, x, n); });
 }
 void ProfilingDevice::collect(Mailbox& mailbox, float* x, int64_t n) {
-  timed("collect (waits for the CPU)", 0, [&] { inner_.collect(mailbox, x, n); });
+  // The answer's first element, added to nothing of use: the same answer is then there to be merged.
+  timed("wait for the CPU", Part::wait, 0,
+        [&] { inner_.collect(mailbox, enabled_ ? unused_sum_.as<float>() : x, enabled_ ? 1 : n); });
+  if (enabled_) timed("merge", Part::merge, 0, [&] { inner_.collect(mailbox, x, n); });
 }
 
 }  // namespace hearth::engine

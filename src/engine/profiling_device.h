@@ -1,14 +1,33 @@
 #pragma once
-// Times every operation of another device. Each operation is followed by a synchronisation, so the sum is more than an
-// unprofiled pass takes; the shares are what it is for.
+// Times every operation of another device. One with a clock of its own (core/device_clock.h) is asked for time stamps
+// between operations and runs on beside this thread; any other is waited for after each, which makes the sum more than
+// an unprofiled pass takes. To be told apart, what waits for the CPU and what merges its answer are operations of their
+// own here, although a device may do both in the kernel before; the sums may then round differently.
+#include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/device_clock.h"
 #include "core/forwarding_device.h"
 
 namespace hearth::engine {
+
+// Which part of a token an operation belongs to; a norm belongs to what follows it.
+enum class Part {
+  attention,  // from the norm to the product that is added to the residual stream
+  predictor,  // with the hand-off that follows from it, where the device makes that in one go
+  hand_over,  // a hand-off that is made by itself
+  ffn,        // this device's neurons
+  wait,       // for the other device
+  merge,      // adding what it answered
+  head,
+  other,  // embedding, choosing the token, copies, and the time between tokens
+};
+constexpr int kParts = 8;
+const char* to_string(Part part);
 
 class ProfilingDevice final : public ForwardingDevice {
  public:
@@ -20,11 +39,15 @@ class ProfilingDevice final : public ForwardingDevice {
   };
 
   // `inner` must outlive this device.
-  explicit ProfilingDevice(Device& inner) : ForwardingDevice(inner) {}
+  explicit ProfilingDevice(Device& inner) : ForwardingDevice(inner), clock_(dynamic_cast<DeviceClock*>(&inner)) {}
 
+  // Off: everything is handed on as it is, graphs too.
+  void enable(bool on) { enabled_ = on; }
   // Since construction or the last reset(), the slowest first.
-  std::vector<Row> rows() const;
-  void reset() { rows_.clear(); }
+  std::vector<Row> rows();
+  // Seconds by Part.
+  std::array<double, kParts> parts();
+  void reset();
 
   void upload(void* device, const void* host, size_t bytes) override;
   void download(void* host, const void* device, size_t bytes) override;
@@ -40,14 +63,36 @@ class ProfilingDevice final : public ForwardingDevice {
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
+
+  std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;
   void post(Mailbox& mailbox, const float* x, int64_t n) override;
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
 
- private:
-  template <typename F>
-  void timed(std::string operation, size_t weight_bytes, F&& work);
+  bool supports_graphs() const override { return !enabled_ && inner_.supports_graphs(); }
+  void begin_capture() override { inner_.begin_capture(); }
+  int end_capture() override { return inner_.end_capture(); }
+  void launch(int graph) override { inner_.launch(graph); }
 
+ private:
+  // What lies between two stamps.
+  struct Interval {
+    std::string operation;
+    Part part;
+    size_t weight_bytes;
+  };
+  template <typename F>
+  void timed(std::string operation, Part part, size_t weight_bytes, F&& work);
+  void record(const Interval& what, double seconds);
+  void read_clock();
+
+  DeviceClock* clock_;  // null: the device is waited for
+  bool enabled_ = true;
   std::map<std::string, Row> rows_;
+  std::array<double, kParts> parts_{};
+  double norm_seconds_ = 0;          // of norms that wait for what they belong to
+  bool norm_pending_ = false;        // with a clock: an operation that may take the norm with it is to come
+  std::vector<Interval> intervals_;  // stamped, not read
+  DeviceBuffer unused_sum_;          // where an answer goes that is only waited for
 };
 
 }  // namespace hearth::engine

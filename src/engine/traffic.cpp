@@ -1,0 +1,122 @@
+#include "engine/traffic.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/kv_cache.h"
+#include "model/predictors.h"
+
+namespace hearth::engine {
+namespace {
+
+SideBytes on(bool host, double bytes) {
+  return host ? SideBytes{0, bytes} : SideBytes{bytes, 0};
+}
+
+// Active neurons of one layer, a token.
+struct Active {
+  double main = 0, host = 0;
+};
+Active active_in(const DensityStats& counted, size_t layer) {
+  const auto steps = static_cast<double>(counted.steps);
+  const double host = counted.active_on_host[layer] / steps;
+  return {counted.active[layer] / steps - host, host};
+}
+
+// Bytes of one neuron's rows.
+struct NeuronBytes {
+  double gate = 0, up_down = 0;
+};
+
+void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_host) {
+  t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
+}
+
+void add_sparse_ffn(LayerTraffic& t, const LayerSplit& split, NeuronBytes each, double n_main, double n_host,
+                    Active active, double predictor_bytes) {
+  t.ffn += {active.main * each.up_down, active.host * each.up_down};
+  if (split.selection == Selection::predictor) {
+    t.selection += on(!split.predictor_on_main, predictor_bytes);
+    t.ffn += {active.main * each.gate, active.host * each.gate};
+    return;
+  }
+  const auto n_lone = static_cast<double>(split.n_lone_gates);
+  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0};
+  (n_lone > 0 ? t.selection : t.ffn) += main_gates;  // the CPU waits for the gates of its neurons, and gets all at once
+  t.ffn += {0, (n_host - n_lone) * each.gate};
+}
+
+}  // namespace
+
+double DensityStats::density(int64_t n_ff) const {
+  if (steps == 0 || active.empty()) return NAN;
+  double total = 0;
+  for (const double a : active) total += a;
+  return total / static_cast<double>(steps * n_ff) / static_cast<double>(active.size());
+}
+
+double DensityStats::host_share() const {
+  double total = 0, host = 0;
+  for (const double a : active) total += a;
+  for (const double a : active_on_host) host += a;
+  return steps == 0 || total == 0 ? NAN : host / total;
+}
+
+DensityStats DensityStats::since(const DensityStats& before) const {
+  DensityStats d = *this;
+  d.steps -= before.steps;
+  for (size_t l = 0; l < d.active.size(); ++l) {
+    d.active[l] -= before.active[l];
+    d.active_on_host[l] -= before.active_on_host[l];
+  }
+  return d;
+}
+
+SideBytes TokenTraffic::total() const {
+  SideBytes sum = head;
+  for (const LayerTraffic& l : layers) sum += l.attention, sum += l.selection, sum += l.ffn;
+  return sum;
+}
+
+TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted, int64_t n_kv) {
+  const model::Weights& weights = args.model.weights();
+  const model::Config& config = args.model.config();
+  TokenTraffic traffic;
+  traffic.parallel_block = config.parallel_block;
+  traffic.head = on(args.output_on_host, static_cast<double>(weights.output.bytes()));
+  const int64_t n_seen = config.sliding_window > 0 ? std::min(n_kv, config.sliding_window) : n_kv;
+  const auto kv = static_cast<double>(KvCache::layer_bytes(config, n_seen));
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const model::LayerWeights& l = weights.layers[i];
+    const LayerSplit& split = args.split[i];
+    LayerTraffic& t = traffic.layers.emplace_back();
+    double attention = kv;
+    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) attention += static_cast<double>(m->bytes());
+    t.attention = on(split.attention_on_host, attention);
+    const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.n_main[i]);
+    const NeuronBytes each = {
+        static_cast<double>(l.ffn.gate.row_size()),
+        static_cast<double>(l.ffn.up.bytes() + l.ffn.down.bytes() + l.ffn.down_t.bytes()) / std::max(1.0, n_ff)};
+    if (!args.sparse || split.selection == Selection::all || counted.steps == 0) {
+      add_dense_ffn(t, each, n_main, n_ff - n_main);
+    } else {
+      add_sparse_ffn(t, split, each, n_main, n_ff - n_main, active_in(counted, i),
+                     static_cast<double>(model::predictor_bytes(l.predictor)));
+    }
+  }
+  return traffic;
+}
+
+double floor_seconds(const TokenTraffic& traffic, double main_bandwidth, double host_bandwidth) {
+  const auto each = [&](const SideBytes& b) { return SideBytes{b.main / main_bandwidth, b.host / host_bandwidth}; };
+  double seconds = each(traffic.head).total();
+  for (const LayerTraffic& l : traffic.layers) {
+    const SideBytes attention = each(l.attention), ffn = each(l.ffn);
+    seconds += each(l.selection).total();
+    seconds += traffic.parallel_block ? std::max(attention.main + ffn.main, attention.host + ffn.host)
+                                      : attention.total() + std::max(ffn.main, ffn.host);
+  }
+  return seconds;
+}
+
+}  // namespace hearth::engine

@@ -1,0 +1,64 @@
+#pragma once
+// What a token makes each side read, layer by layer, and the time below which no implementation of the same division
+// can get: these bytes over the bandwidths of their memories.
+#include <cstdint>
+#include <vector>
+
+#include "engine/forward.h"
+#include "model/model.h"
+
+namespace hearth::engine {
+
+// Counted over single-token steps in a sparse mode.
+struct DensityStats {
+  int64_t steps = 0;
+  std::vector<double> active;                            // per layer: neurons active, summed over steps
+  std::vector<double> active_on_host;                    // of those, computed by the CPU beside a main device
+  double density(int64_t n_ff) const;                    // mean share of active neurons; NaN before the first step
+  double host_share() const;                             // share of the active neurons that the CPU computed; or NaN
+  DensityStats since(const DensityStats& before) const;  // what was counted after `before`
+};
+
+// Bytes read by the main device, and by the CPU beside it.
+struct SideBytes {
+  double main = 0, host = 0;
+  double total() const { return main + host; }
+  SideBytes& operator+=(const SideBytes& b) {
+    main += b.main, host += b.host;
+    return *this;
+  }
+};
+
+struct LayerTraffic {
+  SideBytes attention;  // wq, wk, wv, wo and the layer's cache
+  SideBytes selection;  // read before it is known who computes what: predictors, gate rows of the other side's neurons
+  SideBytes ffn;        // read at the same time: gate, up and down rows
+};
+
+struct TokenTraffic {
+  std::vector<LayerTraffic> layers;
+  SideBytes head;
+  bool parallel_block = false;  // attention and FFN of a layer have the same input
+  SideBytes total() const;
+};
+
+// Bytes of one decode step at a context of n_kv positions: all matrices, less the rows that a sparse mode skips, with
+// as many active neurons on each side as were counted (with nothing counted: all rows), predictors, and the KV cache.
+// Gate rows that a predictor names in vain are not counted, nor are norms, biases and one row of the embedding.
+// `n_main`: by layer, whole neurons of the main device.
+struct TrafficArgs {
+  const model::Model& model;
+  const std::vector<LayerSplit>& split;
+  const std::vector<int64_t>& n_main;
+  bool sparse = false;
+  bool output_on_host = false;
+};
+TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted, int64_t n_kv);
+
+// The floor, in seconds; bandwidths in bytes/s:
+//   head + sum over layers of (attention + selection + max(main device's FFN, CPU's FFN)),
+// each its bytes over the bandwidth of its side. Where a layer's attention and FFN have the same input, the maximum is
+// of each side's attention and FFN. Nothing is added for arithmetic, kernels, hand-offs or sampling.
+double floor_seconds(const TokenTraffic& traffic, double main_bandwidth, double host_bandwidth);
+
+}  // namespace hearth::engine
