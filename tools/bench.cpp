@@ -2,157 +2,132 @@
 #include "tools/bench.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <memory>
-#include <random>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
-#include "cpu/cpu.h"
-#include "cuda/cuda.h"
+#include "offline/report/bench_plot.h"
 #include "tools/commands.h"
-#include "tools/common.h"
 #include "tools/output.h"
 #include "tools/report.h"
 
 namespace hearth::tools {
 namespace {
 
+using nlohmann::ordered_json;
+
+// Lists where other subcommands take one value: everything is measured with each combination. Empty: not given.
+struct Sweep {
+  std::vector<std::string> models, thresholds;
+  std::vector<double> budgets;  // GiB
+  std::vector<int64_t> threads, contexts;
+
+  std::vector<std::string> swept_keys() const {
+    std::vector<std::string> keys;
+    if (models.size() > 1) keys.push_back("model_filename");
+    if (thresholds.size() > 1) keys.push_back("sparse_threshold");
+    if (contexts.size() > 1) keys.push_back("n_ctx");
+    return keys;
+  }
+};
+
+// One combination.
+struct Setting {
+  ModelOptions model;
+  std::string threshold;
+};
+
 struct BenchOptions {
   ModelOptions model;
+  Sweep sweep;
   std::vector<int64_t> n_prompt = {512}, n_gen = {128}, depths = {0};
   int repetitions = 5;
-  std::string output = "md";
+  std::string output = "md", plot, from;
   bool no_bandwidth = false;
 };
 
-double measured_bandwidth(Session& session) {
-  if (const auto gpu = session.gpu()) return cuda::measure_bandwidth(*gpu).memory_read;
-  return cpu::measure_read_bandwidth(session.team());
+// Every setting so far with every value; as they are when there is none.
+template <typename T, typename Set>
+void cross(std::vector<Setting>& settings, const std::vector<T>& values, Set&& set) {
+  if (values.empty()) return;
+  std::vector<Setting> crossed;
+  for (const Setting& s : settings) {
+    for (const T& value : values) set(crossed.emplace_back(s), value);
+  }
+  settings = std::move(crossed);
 }
 
-// Runs the tests on one session.
-class Bench {
- public:
-  Bench(Session& session, int repetitions, bool measure_bandwidth)
-      : session_(session),
-        engine_(session.engine()),
-        repetitions_(repetitions),
-        measure_bandwidth_(measure_bandwidth) {}
-
-  BenchRow prompt(int64_t n, int64_t depth) {
-    const std::vector<int32_t> ids = random_ids(n);
-    BenchRow row = new_row(depth);
-    row.n_prompt = n;
-    row.seconds = repeat(
-        depth, [] {}, [&] { engine_.eval(ids); });
-    row.flops_per_second = prompt_flops(session_.model(), n, depth) / mean_sd(row.seconds).mean;
-    return row;
-  }
-
-  BenchRow generation(int64_t n, int64_t depth) {
-    const std::vector<int32_t> ids = random_ids(n);
-    BenchRow row = new_row(depth);
-    row.n_gen = n;
-    const engine::DensityStats before = engine_.density();
-    // Measured beside every repetition: on a shared machine the bandwidth itself changes from second to second.
-    std::vector<double> bandwidths;
-    row.seconds = repeat(
-        depth,
-        [&] {
-          if (measure_bandwidth_) bandwidths.push_back(measured_bandwidth(session_));
-        },
-        [&] {
-          for (const int32_t id : ids) engine_.eval_greedy(id);
-        });
-    const engine::DensityStats counted = engine_.density().since(before);
-    row.density = counted.density(engine_.config().n_ff);
-    const double bytes = engine_.traffic(counted, depth + n / 2).total().total();
-    row.bytes_per_second = bytes * static_cast<double>(n) / mean_sd(row.seconds).mean;
-    row.memory_bandwidth = measure_bandwidth_ ? mean_sd(bandwidths).mean : 0;
-    return row;
-  }
-
- private:
-  BenchRow new_row(int64_t depth) {
-    BenchRow row;
-    row.backend = session_.on_gpu() ? "CUDA" : "CPU";
-    row.device = session_.device().name();
-    row.threads = session_.team().size();
-    row.n_depth = depth;
-    row.density = NAN;
-    return row;
-  }
-
-  // Random tokens: no text is needed, so models without a vocabulary work too. The seed is fixed, so runs compare.
-  std::vector<int32_t> random_ids(int64_t n) {
-    std::vector<int32_t> ids(static_cast<size_t>(n));
-    std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(engine_.config().n_vocab) - 1);
-    for (int32_t& id : ids) id = any(random_);
-    return ids;
-  }
-
-  // Seconds of each repetition of work(), after one to warm up, all on a context of `depth` tokens; before() is not
-  // timed.
-  template <typename Before, typename Work>
-  std::vector<double> repeat(int64_t depth, Before&& before, Work&& work) {
-    engine_.truncate(0);
-    if (depth > 0) engine_.eval(random_ids(depth));
-    std::vector<double> seconds;
-    for (int i = -1; i < repetitions_; ++i) {
-      engine_.truncate(depth);
-      if (i == 0 && session_.profiler() != nullptr) session_.profiler()->reset();
-      if (i >= 0) before();
-      const auto begin = std::chrono::steady_clock::now();
-      work();
-      if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-    return seconds;
-  }
-
-  Session& session_;
-  engine::Engine& engine_;
-  int repetitions_;
-  bool measure_bandwidth_;
-  std::mt19937 random_{20240229};
-};
-
-void print_profile(engine::ProfilingDevice& profiler, const BenchRow& row) {
-  double total = 0;
-  for (const auto& r : profiler.rows()) total += r.seconds;
-  const double passes = static_cast<double>(row.seconds.size()) * static_cast<double>(std::max<int64_t>(1, row.n_gen));
-  write_out(fmt::format("\n{}: operations of one {}, with a synchronisation round each\n", row.test(),
-                        row.n_gen > 0 ? "token" : "prompt"));
-  write_out(fmt::format("{:<32} {:>8} {:>11} {:>7} {:>9}\n", "operation", "calls", "us", "share", "GB/s"));
-  for (const auto& r : profiler.rows()) {
-    const std::string rate =
-        r.weight_bytes > 0 ? fmt::format("{:.2f}", static_cast<double>(r.weight_bytes) / r.seconds / 1e9) : "";
-    write_out(fmt::format("{:<32} {:>8.0f} {:>11.1f} {:>6.1f}% {:>9}\n", r.operation,
-                          static_cast<double>(r.calls) / passes, r.seconds / passes * 1e6, r.seconds / total * 100,
-                          rate));
-  }
-  write_out(fmt::format("{:<32} {:>8} {:>11.1f}\n", "sum", "", total / passes * 1e6));
+// The first list varies slowest.
+std::vector<Setting> settings_of(const BenchOptions& o) {
+  std::vector<Setting> all = {{o.model, ""}};
+  cross(all, o.sweep.models, [](Setting& s, const std::string& model) { s.model.model = model; });
+  cross(all, o.sweep.thresholds, [](Setting& s, const std::string& threshold) {
+    s.threshold = threshold;
+    s.model.sparse_threshold = parse_threshold(threshold);
+  });
+  cross(all, o.sweep.contexts, [](Setting& s, int64_t n_ctx) { s.model.n_ctx = n_ctx; });
+  cross(all, o.sweep.budgets, [](Setting& s, double budget) { s.model.vram_budget = budget; });
+  cross(all, o.sweep.threads, [](Setting& s, int64_t threads) { s.model.threads = static_cast<int>(threads); });
+  return all;
 }
 
 int64_t largest(const std::vector<int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
 }
 
-void check_sizes(const std::vector<int64_t>& values, const char* flag) {
-  constexpr int64_t kLimit = int64_t{1} << 24;
+void check_range(const std::vector<int64_t>& values, const char* flag, int64_t low, int64_t high) {
   for (const int64_t v : values) {
-    if (v < 0 || v > kLimit) fail("{} is {}, expected 0 to {}", flag, v, kLimit);
+    if (v < low || v > high) fail("{} is {}, expected {} to {}", flag, v, low, high);
   }
 }
 
-void bench(BenchOptions o) {
-  check_sizes(o.n_prompt, "-p"), check_sizes(o.n_gen, "-n"), check_sizes(o.depths, "--ctx-fill");
+void check(BenchOptions& o) {
+  constexpr int64_t kLimit = int64_t{1} << 24;
+  check_range(o.n_prompt, "-p", 0, kLimit), check_range(o.n_gen, "-n", 0, kLimit);
+  check_range(o.depths, "--ctx-fill", 0, kLimit), check_range(o.sweep.threads, "-t", 1, 1024);
+  check_range(o.sweep.contexts, "-c", 0, int64_t{1} << 30);
   const int64_t needed = largest(o.depths) + std::max({largest(o.n_prompt), largest(o.n_gen), int64_t{1}});
-  if (o.model.n_ctx == 0) o.model.n_ctx = needed;
-  if (o.model.n_ctx < needed)
-    fail("-c {} is too short for these tests; they need -c {} or more", o.model.n_ctx, needed);
-  Session session(o.model);
+  if (o.sweep.contexts.empty()) o.sweep.contexts = {needed};
+  for (int64_t& n_ctx : o.sweep.contexts) {
+    if (n_ctx == 0) n_ctx = needed;
+    if (n_ctx < needed) fail("-c {} is too short for these tests; they need -c {} or more", n_ctx, needed);
+  }
+}
+
+// Prints rows as they come and keeps them for the plot.
+class Results {
+ public:
+  Results(const std::string& format, const std::vector<std::string>& swept)
+      : table_(format == "md"    ? BenchTable::Format::md
+               : format == "csv" ? BenchTable::Format::csv
+                                 : BenchTable::Format::json,
+               swept),
+        is_md_(format == "md"),
+        is_json_(format == "json") {
+    write_out(table_.begin());
+  }
+  void put(const ordered_json& row) {
+    rows_.push_back(row);
+    if (row.contains("error") && !is_json_) return;  // told on stderr
+    write_out(table_.row(row));
+    if (is_md_ && row.contains("profile") && row.at("profile").is_object()) write_out(profile_table(row));
+    flush_out();
+  }
+  void end() {
+    write_out(table_.end());
+    flush_out();
+  }
+  const ordered_json& rows() const { return rows_; }
+
+ private:
+  BenchTable table_;
+  bool is_md_, is_json_;
+  ordered_json rows_ = ordered_json::array();
+};
+
+void run_tests(const BenchOptions& o, const Setting& setting, Results& results) {
+  Session session(setting.model);
   const model::Model& model = session.model();
   const BenchModel about = {
       model.file().path().string(),
@@ -160,39 +135,116 @@ void bench(BenchOptions o) {
       model.config().arch,
       model.weight_bytes(),
       model.parameters(),
-      engine::to_string(session.engine().sparsity())};
-
-  if (o.output == "md") write_out(markdown_header());
-  if (o.output == "csv") write_out(csv_header());
-  if (o.output == "json") write_out("[");
-  bool first = true;
+      model.config().n_layer,
+      engine::to_string(session.engine().sparsity()),
+      setting.threshold,
+      session.load_seconds()};
   Bench runner(session, o.repetitions, !o.no_bandwidth);
-  const auto put = [&](const BenchRow& row) {
-    if (o.output == "md") write_out(markdown_row(about, row));
-    if (o.output == "csv") write_out(csv_row(about, row));
-    if (o.output == "json") write_out((first ? "\n  " : ",\n  ") + json_row(about, row));
-    first = false;
-    if (session.profiler() != nullptr) print_profile(*session.profiler(), row);
-    flush_out();
-  };
   for (const int64_t depth : o.depths) {
     for (const int64_t n : o.n_prompt) {
-      if (n > 0) put(runner.prompt(n, depth));
+      if (n > 0) results.put(bench_json(about, runner.prompt(n, depth)));
     }
     for (const int64_t n : o.n_gen) {
-      if (n > 0) put(runner.generation(n, depth));
+      if (n > 0) results.put(bench_json(about, runner.generation(n, depth)));
     }
   }
-  if (o.output == "json") write_out("\n]\n");
-  flush_out();
   print_memory(session);
+}
+
+std::string name_of(const Setting& s) {
+  std::string name = s.model.model;
+  if (s.model.vram_budget) name += fmt::format(", --vram-budget {:g}", *s.model.vram_budget);
+  if (s.model.threads > 0) name += fmt::format(", -t {}", s.model.threads);
+  if (!s.threshold.empty()) name += ", --sparse-threshold " + s.threshold;
+  return name + fmt::format(", -c {}", s.model.n_ctx);
+}
+
+// One combination that cannot be run, a budget too small, does not end a sweep; it is told, and counts.
+void measure(const BenchOptions& o, Results& results) {
+  const std::vector<Setting> settings = settings_of(o);
+  size_t failed = 0;
+  for (const Setting& setting : settings) {
+    try {
+      run_tests(o, setting, results);
+    } catch (const Error& e) {
+      if (settings.size() == 1) throw;
+      ++failed;
+      log::warn("{}: {}", name_of(setting), e.what());
+      results.put({{"model_filename", setting.model.model},
+                   {"vram_budget",
+                    setting.model.vram_budget ? ordered_json(*setting.model.vram_budget * (1 << 30)) : ordered_json()},
+                   {"n_threads", setting.model.threads},
+                   {"error", e.what()}});
+    }
+  }
+  results.end();
+  if (failed > 0) fail("{} of {} combinations could not be run", failed, settings.size());
+}
+
+void write_plot(const std::string& path, const ordered_json& rows) {
+  if (path.empty()) return;
+  const std::string svg = offline::bench_plot_svg(rows);
+  AtomicFile file(path);
+  file.write(svg.data(), svg.size());
+  file.commit();
+  log::info("plot written to '{}'", path);
+}
+
+void bench(BenchOptions o) {
+  set_logging(o.model.quiet, o.model.verbose);
+  if (!o.from.empty()) {
+    if (!o.sweep.models.empty()) fail("--from prints what was measured before; leave out -m");
+    const ordered_json rows = read_bench_json(o.from);
+    Results results(o.output, {"n_ctx", "sparse_threshold"});
+    for (const ordered_json& row : rows) results.put(row);
+    results.end();
+    return write_plot(o.plot, rows);
+  }
+  if (o.sweep.models.empty()) fail("no model was given; expected -m FILE, or --from FILE to print former results");
+  check(o);
+  Results results(o.output, o.sweep.swept_keys());
+  measure(o, results);
+  write_plot(o.plot, results.rows());
+}
+
+// In place of the options for one value.
+void add_sweep_options(CLI::App& sub, Sweep& s) {
+  for (const char* name : {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold"}) {
+    sub.remove_option(sub.get_option(name));
+  }
+  const auto several = [&sub](const char* name, std::vector<std::string>& values, const char* help) {
+    return sub.add_option(name, values, help)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  };
+  several("-m,--model", s.models, "Model file, GGUF (of a split model: any part); may be given several times")
+      ->type_name("FILE")
+      ->group("Model");
+  sub.add_option("-c,--ctx-size", s.contexts, "Context length in tokens (default: what the tests need)")
+      ->delimiter(',')
+      ->type_name("N,N,...")
+      ->group("Sweeps");
+  sub.add_option("-t,--threads", s.threads, "CPU threads (default: physical cores that this process may use)")
+      ->delimiter(',')
+      ->type_name("N,N,...")
+      ->group("Sweeps");
+  sub.add_option("--vram-budget", s.budgets,
+                 "GPU memory that may be used in all; what does not fit is computed by the CPU at the same time "
+                 "(default: the whole model on the GPU where it fits)")
+      ->delimiter(',')
+      ->type_name("GiB,GiB,...")
+      ->group("Sweeps");
+  sub.add_option("--sparse-threshold", s.thresholds,
+                 "A neuron is active when |act(gate)| exceeds this, as for `hearth run`: numbers, \"sidecar\" or "
+                 "\"powerinfer-key\"")
+      ->delimiter(',')
+      ->type_name("X,X,...")
+      ->group("Sweeps");
 }
 
 }  // namespace
 
 void register_bench(CLI::App& app) {
   auto o = std::make_shared<BenchOptions>();
-  CLI::App* sub = app.add_subcommand("bench", "Measure tokens per second");
+  CLI::App* sub = app.add_subcommand("bench", "Measure tokens per second, and how near that is to the machine's limit");
   const auto list = [&](const char* name, std::vector<int64_t>& values, const char* help) {
     return sub->add_option(name, values, help)
         ->delimiter(',')
@@ -207,21 +259,33 @@ void register_bench(CLI::App& app) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str()
       ->group("Tests");
-  sub->add_flag("--no-bandwidth", o->no_bandwidth, "Do not measure the memory's bandwidth beside the repetitions")
+  sub->add_flag("--no-bandwidth", o->no_bandwidth, "Do not measure the memories' bandwidths beside the repetitions")
       ->group("Tests");
-  auto* output = sub->add_option("-o,--output", o->output, "Format: md, json or csv")
-                     ->check(CLI::IsMember({"md", "json", "csv"}))
-                     ->capture_default_str()
-                     ->group("Output");
+  sub->add_option("-o,--output", o->output, "Format: md, json or csv")
+      ->check(CLI::IsMember({"md", "json", "csv"}))
+      ->capture_default_str()
+      ->group("Output");
+  sub->add_option("--plot", o->plot,
+                  "Draw tokens per second of generation, with the floor, against what differs between the rows, as SVG")
+      ->type_name("FILE")
+      ->group("Output");
+  sub->add_option("--from", o->from, "Measure nothing: print, or plot, what -o json wrote before")
+      ->type_name("FILE")
+      ->group("Output");
   sub->add_flag("--profile", o->model.profile,
-                "After each test, the time of every operation; slows the test down, as each operation is waited for")
-      ->excludes(output)
+                "After each test, one more run in which every operation is timed: the time of a token by parts")
       ->group("Output");
   add_model_options(*sub, o->model);
+  add_sweep_options(*sub, o->sweep);
   sub->footer(
       "t/s: tokens per second, mean ± standard deviation. GB/s: weights and KV cache that generation reads; % of bw: "
-      "its share of the memory's read bandwidth, measured beside each repetition. GFLOP/s: the prompt's arithmetic.\n"
-      "Example: hearth bench -m model.gguf -p 256,512 -n 64 -r 3 -o json");
+      "its share of the memory's read bandwidth, measured beside each repetition. GFLOP/s: the prompt's arithmetic. Of "
+      "a divided model: what the plan expects; the floor, what a token's bytes take at the measured bandwidths, with "
+      "GPU and CPU at the same time (docs/performance.md), and how much of that speed was reached; the share of the "
+      "active neurons on the GPU; MB a token and GB/s of either side.\n"
+      "Of several values in a list, each is measured with each of the others; the model is loaded again for each.\n"
+      "Example: hearth bench -m model.gguf -p 256,512 -n 64 -r 3 -o json\n"
+      "Example: hearth bench -m model.gguf --vram-budget 2,4,6,8 -p 0 -n 64 -o json --plot budgets.svg");
   sub->callback([o] { bench(*o); });
 }
 

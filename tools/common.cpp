@@ -49,7 +49,7 @@ engine::EngineOptions engine_options(const ModelOptions& o) {
   e.n_ctx = o.n_ctx;
   e.n_batch = o.n_batch;
   e.sparsity = engine::parse_sparsity(o.sparsity);
-  e.use_graph = !o.no_graph && !o.profile;  // operations inside a graph cannot be timed one by one
+  e.use_graph = !o.no_graph;
   e.on_stall = [](const std::string& why) {
     log::write(log::Level::quiet, "error: ", why);
     std::_Exit(1);  // what is stuck cannot be waited for, nor can anything that it uses be destroyed
@@ -153,7 +153,8 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->group("Model");
   sub.add_option("--isa", o.isa,
                  "For debugging, CPU kernels to use: scalar, avx2, avx512 (default: the best of this machine), or "
-                 "reference: plain loops in double precision, very slow")
+                 "reference: plain loops in double precision, very slow; with --vram-budget or --plan these stand in "
+                 "for a GPU")
       ->check(CLI::IsMember({"scalar", "avx2", "avx512", "reference"}))
       ->group("Hardware");
   sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
@@ -184,7 +185,8 @@ Session::Session(const ModelOptions& options) {
 void Session::start(const ModelOptions& options) {
   const std::string wanted = device_of(options);
   if (options.vram_budget || options.plan || options.gpu_index) {
-    if (wanted == "cpu" || options.isa) {
+    const bool stand_in = options.isa == "reference";
+    if (!stand_in && (wanted == "cpu" || options.isa)) {
       fail(
           "--vram-budget, --plan and --gpu-index divide a model between GPU and CPU; leave out --device cpu and --isa");
     }
@@ -248,9 +250,10 @@ void Session::start_on_cpu(const ModelOptions& options) {
 
 void Session::start_divided(const ModelOptions& options) {
   (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
+  const bool stand_in = options.isa == "reference";
+  if (!stand_in) gpu_ = options.gpu;
   // The device first: what its context takes is then known, and counts towards the budget.
-  gpu_ = options.gpu;
-  device_ = cuda::make_device(options.gpu);
+  device_ = stand_in ? cpu::make_reference_device() : cuda::make_device(options.gpu);
   host_device_ = cpu::make_device(*team_);
   offline::PlanRequest request;
   request.n_ctx = options.n_ctx, request.n_batch = options.n_batch;
@@ -262,7 +265,8 @@ void Session::start_divided(const ModelOptions& options) {
                        .thresholds = thresholds_.by_layer,
                        .request = request,
                        .machine = {.gpu = options.gpu, .threads = options.threads},
-                       .context_bytes = context_bytes(*device_)});
+                       .context_bytes = context_bytes(*device_),
+                       .stand_in = stand_in});
   const int64_t planned_context = planned_->placement.n_ctx;
   if (options.n_ctx != 0 && options.n_ctx != planned_context) {
     fail("-c {} was asked for and the plan is for a context of {}; make another plan", options.n_ctx, planned_context);
@@ -271,8 +275,13 @@ void Session::start_divided(const ModelOptions& options) {
 }
 
 void Session::make_engine(const ModelOptions& options) {
-  if (options.profile) profiler_ = std::make_unique<engine::ProfilingDevice>(*device_);
-  Device& device = profiler_ ? static_cast<Device&>(*profiler_) : *device_;
+  const auto profiled = [&](Device& inner, std::unique_ptr<engine::ProfilingDevice>& profiler) -> Device& {
+    if (!options.profile) return inner;
+    profiler = std::make_unique<engine::ProfilingDevice>(inner);
+    profiler->enable(false);  // by who wants to see
+    return *profiler;
+  };
+  Device& device = profiled(*device_, profiler_);
   engine::EngineOptions e = engine_options(options);
   e.layer_thresholds = thresholds_.by_layer;
   if (!planned_) {
@@ -281,8 +290,8 @@ void Session::make_engine(const ModelOptions& options) {
   }
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch;
-  engine_ = std::make_unique<engine::Engine>(*model_, device, e,
-                                             engine::Division{*host_device_, planned_->placement, *team_});
+  Device& host = profiled(*host_device_, host_profiler_);
+  engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});
 }
 
 std::string Session::sparsity_reason(const ModelOptions& options) {

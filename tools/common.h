@@ -38,7 +38,7 @@ struct ModelOptions {
   std::optional<std::string> sidecar;    // activation statistics and predictors; default: beside the model
   bool no_graph = false;
   bool quiet = false, verbose = false;
-  bool profile = false;  // decorate the device with a ProfilingDevice; no flag of its own
+  bool profile = false;  // decorate the devices with a ProfilingDevice each, switched off; no flag of its own
 };
 
 // -q/--quiet and -v/--verbose alone.
@@ -66,7 +66,9 @@ class Session {
   ThreadTeam& team() { return *team_; }
   bool on_gpu() const { return gpu_.has_value(); }
   std::optional<int> gpu() const { return gpu_; }
-  engine::ProfilingDevice* profiler() { return profiler_.get(); }                    // null unless options.profile
+  // Null unless options.profile, the second also unless the model is divided.
+  engine::ProfilingDevice* profiler() { return profiler_.get(); }
+  engine::ProfilingDevice* host_profiler() { return host_profiler_.get(); }
   const model::Sidecar* sidecar() const { return sidecar_ ? &*sidecar_ : nullptr; }  // null: there is none
   double load_seconds() const { return load_seconds_; }
   // Thresholds leave out neurons that are not zero.
@@ -101,7 +103,7 @@ class Session {
   std::optional<model::Sidecar> sidecar_;
   std::unique_ptr<Device> device_, host_device_;  // the second when the model is divided
   std::optional<PlannedRun> planned_;
-  std::unique_ptr<engine::ProfilingDevice> profiler_;
+  std::unique_ptr<engine::ProfilingDevice> profiler_, host_profiler_;
   std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::optional<int> gpu_;

@@ -129,10 +129,14 @@ offline::Planner make_planner(const model::Model& model, const PlanInputs& input
 
 PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest r) {
   std::string why;
-  const std::optional<cuda::GpuInfo> gpu = find_gpu(r.machine.gpu, why);
-  if (!gpu)
+  const std::optional<cuda::GpuInfo> gpu = r.stand_in ? std::nullopt : find_gpu(r.machine.gpu, why);
+  if (!gpu && !r.stand_in)
     fail("no GPU to place a part of the model on: {}; without --vram-budget, --plan and --gpu-index the CPU is used",
          why);
+  if (r.stand_in) {
+    r.machine.gpu_bw = r.request.cost.gpu_bandwidth / 1e9;
+    r.machine.pcie_bw = r.request.cost.pcie_bandwidth / 1e9;
+  }
   PlannedRun run;
   if (r.plan_file) {
     run.placement = offline::load_placement(*r.plan_file);
@@ -146,7 +150,7 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     run.tokens_per_second = plan.tokens_per_second();
     run.placement = std::move(plan.placement);
   }
-  if (run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
+  if (gpu && run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
     fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",
          human_bytes(run.placement.planned_bytes()), gpu->name, human_bytes(gpu->free_bytes));
   }

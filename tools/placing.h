@@ -47,6 +47,7 @@ struct RunRequest {
   offline::PlanRequest request;          // context, batch and sparsity; the rest is filled in
   MachineOptions machine;
   std::optional<uint64_t> context_bytes;  // what the device's context takes, where it is known
+  bool stand_in = false;                  // plan for a GPU of the cost model's figures: there need not be one
 };
 // `sidecar` null: there is none. Throws Error when there is no GPU, when it has less free than asked, and when the
 // model does not fit the budget's plan.

@@ -12,7 +12,16 @@ namespace {
 
 using Kind = SparseThreshold::Kind;
 
-SparseThreshold parse(const std::string& text) {
+bool has_powerinfer_predictors(const model::Model& model) {
+  const auto& layers = model.weights().layers;
+  return std::any_of(layers.begin(), layers.end(), [](const model::LayerWeights& l) {
+    return l.predictor.weights && l.predictor.method == "powerinfer";
+  });
+}
+
+}  // namespace
+
+SparseThreshold parse_threshold(const std::string& text) {
   if (text == "sidecar") return {Kind::sidecar, 0};
   if (text == "powerinfer-key") return {Kind::powerinfer_key, 0};
   SparseThreshold t{Kind::number, 0};
@@ -24,18 +33,9 @@ SparseThreshold parse(const std::string& text) {
   return t;
 }
 
-bool has_powerinfer_predictors(const model::Model& model) {
-  const auto& layers = model.weights().layers;
-  return std::any_of(layers.begin(), layers.end(), [](const model::LayerWeights& l) {
-    return l.predictor.weights && l.predictor.method == "powerinfer";
-  });
-}
-
-}  // namespace
-
 void add_threshold_option(CLI::App& sub, SparseThreshold& value) {
   sub.add_option_function<std::string>(
-         "--sparse-threshold", [&value](const std::string& text) { value = parse(text); },
+         "--sparse-threshold", [&value](const std::string& text) { value = parse_threshold(text); },
          "A neuron is active when |act(gate)| exceeds this; above 0 the result is approximate. With PowerInfer's "
          "predictors: the score from which on they name a neuron (default: \"powerinfer-key\", as the file's "
          "powerinfer.sparse_threshold says). \"sidecar\": the thresholds by layer that `hearth tune` wrote (default: "

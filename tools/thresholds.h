@@ -14,6 +14,7 @@ struct SparseThreshold {
   Kind kind = Kind::none;
   float number = 0;
 };
+SparseThreshold parse_threshold(const std::string& text);  // throws Error when it is none
 void add_threshold_option(CLI::App& sub, SparseThreshold& value);
 
 struct ChosenThresholds {
