@@ -37,7 +37,11 @@ void report(Options o) {
   o.request.vram_budget = o.vram_budget || gpu ? choose_budget(o.vram_budget, o.machine, gpu, why) : 0;
   set_machine(o.machine, gpu, o.request);
   const offline::Planner planner = make_planner(m, {.sidecar = &*sidecar}, o.request);
-  const std::string page = offline::html_report(*sidecar, planner, planner.plan());
+  std::optional<offline::Planner> with_thresholds;
+  if (sidecar->thresholds && o.request.sparsity != offline::SparsityRule::off)
+    with_thresholds = make_planner(m, {&*sidecar, sidecar->thresholds->by_layer}, o.request);
+  const std::string page =
+      offline::html_report(*sidecar, planner, planner.plan(), with_thresholds ? &*with_thresholds : nullptr);
   AtomicFile file(o.output);
   file.write(page.data(), page.size());
   file.commit();

@@ -33,6 +33,7 @@ std::vector<double> sorted_frequencies(const model::Statistics& s, size_t layer)
 
 std::string heat(const model::Statistics& s) {
   std::vector<std::vector<double>> rows;
+  double most = 0;
   for (size_t l = 0; l < s.layers.size(); ++l) {
     const std::vector<double> p = sorted_frequencies(s, l);
     std::vector<double> cells;
@@ -41,19 +42,25 @@ std::string heat(const model::Statistics& s) {
       const size_t begin = c * p.size() / n, end = (c + 1) * p.size() / n;
       const auto at = [&](size_t i) { return p.begin() + static_cast<ptrdiff_t>(i); };
       cells.push_back(std::accumulate(at(begin), at(end), 0.0) / static_cast<double>(end - begin));
+      most = std::max(most, cells.back());
     }
     rows.push_back(std::move(cells));
   }
-  return section(
-      "How often neurons fire", heat_map(rows, "neurons, the most active first"),
-      "Each cell: share of the tokens for which these neurons of the layer are active; full colour is always.");
+  for (std::vector<double>& row : rows) {
+    for (double& cell : row) cell /= most > 0 ? most : 1;
+  }
+  return section("How often neurons fire",
+                 heat_map(rows, "neurons, the most active first", fmt::format("{:.0f} % of the tokens", 100 * most)),
+                 fmt::format("Each cell: how often {} neurons of the layer are active, on average.",
+                             s.layers.front().active.size() > kCells
+                                 ? fmt::format("a {}th of the", std::min(kCells, s.layers.front().active.size()))
+                                 : "single"));
 }
 
 // Share of the activations that the hottest share of neurons makes: the mean, and the extremes among layers.
 std::string coverage(const model::Statistics& s) {
   constexpr size_t kPoints = 50;
-  std::vector<Series> series = {
-      {"mean of the layers", {}, -1, ""}, {"flattest layer", {}, -1, ""}, {"steepest layer", {}, -1, ""}};
+  std::vector<Series> series = {{"mean of the layers"}, {"flattest layer"}, {"steepest layer"}};
   std::vector<std::vector<double>> curves;
   for (size_t l = 0; l < s.layers.size(); ++l) {
     const std::vector<double> p = sorted_frequencies(s, l);
@@ -85,19 +92,24 @@ std::string generalisation(const model::Statistics& s) {
   if (layers.empty() || !layers.front().hit_heldout)
     return section("Does that hold on other text?", "",
                    "No text was held out of the profile (hearth profile --heldout-every).");
-  std::vector<Series> series = {{"profiled text", {}, -1, ""},
-                                {"other text, the same neurons", {}, -1, ""},
-                                {"other text, its own hottest", {}, -1, ""}};
+  std::vector<Series> series = {{"profiled text"}, {"other text, the same neurons"}, {"other text, its own hottest"}};
   for (size_t l = 0; l < layers.size(); ++l) {
     const auto x = static_cast<double>(l);
     series[0].points.emplace_back(x, 100 * layers[l].hit);
     series[1].points.emplace_back(x, 100 * *layers[l].hit_heldout);
     series[2].points.emplace_back(x, 100 * layers[l].hit_heldout_possible.value_or(0));
   }
+  double low = 100, high = 0;
+  for (const Series& curve : series) {
+    for (const auto& [x, y] : curve.points) low = std::min(low, y), high = std::max(high, y);
+  }
   const double last = std::max(1.0, static_cast<double>(layers.size() - 1));
-  return section("Does that hold on other text?",
-                 line_chart({"layer", 0, last}, {fmt::format("hit rate of {:.0f} %", 100 * kHotSet), 0, 100}, series),
-                 "Share of the activations made by the neurons that were hottest on the profiled text.");
+  const Axis hit{fmt::format("activations made by the hottest {:.0f} % of the neurons, %", 100 * kHotSet),
+                 10 * std::floor(low / 10), std::min(100.0, 10 * std::ceil((high + 0.1) / 10))};
+  return section(
+      "Does that hold on other text?", line_chart({"layer", 0, last}, hit, series),
+      "The neurons that were hottest on the profiled text, on that text and on text held out of the profile; "
+      "and what that other text's own hottest would have made.");
 }
 
 std::string predictors(const model::Sidecar& sidecar) {
@@ -105,10 +117,7 @@ std::string predictors(const model::Sidecar& sidecar) {
   if (sidecar.file == nullptr || !model::has_predictors(*sidecar.file))
     return section(title, "", "The sidecar has no predictors; `hearth predictor fit` makes them.");
   const auto stored = model::read_predictors(*sidecar.file, sidecar.n_embd, sidecar.n_ff);
-  std::vector<Series> series = {{"recall", {}, -1, ""},
-                                {"recall, weighted by loss", {}, -1, ""},
-                                {"predicted density", {}, -1, ""},
-                                {"true density", {}, -1, ""}};
+  std::vector<Series> series = {{"recall"}, {"recall, weighted by loss"}, {"predicted density"}, {"true density"}};
   std::string rows;
   for (size_t l = 0; l < stored.size(); ++l) {
     const model::PredictorFigures& f = stored[l].figures;
@@ -122,8 +131,20 @@ std::string predictors(const model::Sidecar& sidecar) {
         100 * f.density);
   }
   const double last = std::max(1.0, static_cast<double>(stored.size() - 1));
+  // The same against each other: a dot is a layer.
+  std::vector<Series> dots = {{"recall", {}, -1, "", Series::Style::dots},
+                              {"recall, weighted by loss", {}, -1, "", Series::Style::dots}};
+  double lowest = 100;
+  for (size_t k = 0; k < series[0].points.size(); ++k) {
+    for (size_t i = 0; i < 2; ++i) {
+      dots[i].points.emplace_back(series[2].points[k].second, series[i].points[k].second);
+      lowest = std::min(lowest, series[i].points[k].second);
+    }
+  }
+  const double floor = lowest > 99 ? 99 : lowest > 90 ? std::floor(lowest) : 10 * std::floor(lowest / 10);
   return section(title,
                  line_chart({"layer", 0, last}, {"%", 0, 100}, series) +
+                     line_chart({"predicted density, %"}, {"recall of a layer, %", floor, 100}, dots) +
                      "<div class=\"scroll\"><table><tr><th>layer</th><th>method</th><th>recall</th><th>precision</th>"
                      "<th>predicted</th><th>active</th></tr>" +
                      rows + "</table></div>",
@@ -150,19 +171,25 @@ std::string plan_bars(const Planner& planner, const Plan& plan) {
                   100 * plan.hit_rate));
 }
 
-std::string speed_by_budget(const Planner& planner) {
-  Series s{"tokens/s", {}, -1, ""};
-  s.points.emplace_back(0.0, planner.plan(0).tokens_per_second());
+std::string speed_by_budget(const Planner& planner, const Planner* with_thresholds) {
   const uint64_t from = planner.smallest_budget(), to = std::max(from + 1, planner.largest_useful_budget());
-  for (size_t i = 0; i < kBudgets; ++i) {
-    const uint64_t budget = from + (to - from) * i / (kBudgets - 1);
-    s.points.emplace_back(static_cast<double>(budget) / kGiB, planner.plan(budget).tokens_per_second());
+  std::vector<Series> series;
+  for (const Planner* p : {&planner, with_thresholds}) {
+    if (p == nullptr) continue;
+    Series& s = series.emplace_back(Series{p == &planner ? "nothing left out" : "with the tuned thresholds"});
+    for (size_t i = 0; i < kBudgets; ++i) {
+      const uint64_t budget = from + (to - from) * i / (kBudgets - 1);
+      s.points.emplace_back(static_cast<double>(budget) / kGiB, p->plan(budget).tokens_per_second());
+    }
   }
+  const double alone = planner.plan(0).tokens_per_second(), first = series.front().points.front().first,
+               last = series.front().points.back().first;
+  series.push_back({"the CPU alone", {{first, alone}, {last, alone}}, -1, "", Series::Style::dashed});
   const CostModel& c = planner.request().cost;
   return section(
-      "What GPU memory buys", line_chart({"GPU memory, GiB"}, {"tokens/s by the plan"}, {s}),
+      "What GPU memory buys", line_chart({"GPU memory, GiB", first, last}, {"tokens/s by the plan"}, series),
       fmt::format("By the cost model, for a GPU of {:.0f} GB/s, host memory of {:.0f} GB/s and a link of {:.0f} "
-                  "GB/s. The smallest budget that works is {:.2f} GiB; 0 is the CPU alone.",
+                  "GB/s. The smallest budget that works is {:.2f} GiB.",
                   c.gpu_bandwidth / 1e9, c.cpu_bandwidth / 1e9, c.pcie_bandwidth / 1e9,
                   static_cast<double>(from) / kGiB));
 }
@@ -174,6 +201,19 @@ Series curve(const json& settings, const std::string& name, const char* x, const
                           scale * j.at("validation").at(y).get<double>());
   }
   return s;
+}
+
+// By the plan, and measured where it was.
+std::vector<Series> speeds(const json& settings, int knee) {
+  std::vector<Series> both = {{"by the plan", {}, knee, "knee"}, {"measured"}};
+  for (const json& j : settings) {
+    const double t = j.at("threshold").get<double>();
+    both[0].points.emplace_back(t, j.at("planned_tokens_per_second").get<double>());
+    const json& measured = j.at("measured_tokens_per_second");
+    if (!measured.is_null()) both[1].points.emplace_back(t, measured.get<double>());
+  }
+  if (both[1].points.empty()) both.pop_back();
+  return both;
 }
 
 std::string curve_table(const json& record) {
@@ -209,16 +249,22 @@ std::string tuning(const model::Sidecar& sidecar) {
         r.at("chosen_by").get<std::string>(), r.at("validation_tokens").get<int64_t>());
     if (r.at("global").empty()) return section(title, "", chosen);
     const int knee = r.at("global_knee").get<int>(), layer_knee = r.at("by_layer_knee").get<int>();
-    std::string body = line_chart({"threshold of |act(gate)|, all layers"}, {"KL to dense, nats"},
+    const Axis threshold{"threshold of |act(gate)|, the same for all layers"};
+    std::string body = line_chart(threshold, {"KL to dense, nats (logarithmic)", 0, 0, true},
                                   {curve(r.at("global"), "KL", "threshold", "kl", 1, knee)});
-    body += line_chart({"threshold of |act(gate)|, all layers"}, {"perplexity"},
+    body += line_chart(threshold, {"perplexity (logarithmic)", 0, 0, true},
                        {curve(r.at("global"), "perplexity", "threshold", "perplexity", 1, knee)});
+    body += line_chart(threshold, {"tokens/s"}, speeds(r.at("global"), knee));
     Series global = curve(r.at("global"), "one threshold", "planned_tokens_per_second", "kl", 1, knee);
     Series layered = curve(r.at("by_layer"), "thresholds by layer", "planned_tokens_per_second", "kl", 1, layer_knee);
     const double slow = global.points.front().first,
                  fast = std::max(global.points.back().first, layered.points.back().first);
+    Series picked{"chosen", {}, 0, "chosen", Series::Style::dots};
+    const json& choice = r.at("chosen");
+    picked.points.emplace_back(choice.at("planned_tokens_per_second").get<double>(),
+                               choice.at("validation").at("kl").get<double>());
     body += line_chart({"tokens/s by the plan", slow, std::max(fast, slow * 1.001)}, {"KL to dense, nats"},
-                       {global, layered});
+                       {global, layered, picked});
     return section(title, body + curve_table(r), chosen);
   } catch (const json::exception& e) {
     fail("the sidecar's record of tuning cannot be read ({}); make it again with `hearth tune`", e.what());
@@ -227,7 +273,8 @@ std::string tuning(const model::Sidecar& sidecar) {
 
 }  // namespace
 
-std::string html_report(const model::Sidecar& sidecar, const Planner& planner, const Plan& plan) {
+std::string html_report(const model::Sidecar& sidecar, const Planner& planner, const Plan& plan,
+                        const Planner* with_thresholds) {
   const model::Statistics& s = sidecar.statistics;
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
@@ -241,7 +288,7 @@ std::string html_report(const model::Sidecar& sidecar, const Planner& planner, c
   } else {
     out += section("How often neurons fire", "", "The sidecar has no statistics; `hearth profile` gathers them.");
   }
-  out += predictors(sidecar) + plan_bars(planner, plan) + speed_by_budget(planner) + tuning(sidecar);
+  out += predictors(sidecar) + plan_bars(planner, plan) + speed_by_budget(planner, with_thresholds) + tuning(sidecar);
   return out + "</body></html>\n";
 }
 

@@ -9,7 +9,9 @@
 
 namespace hearth::offline {
 
-// Throws Error when the sidecar's record of tuning cannot be read.
-std::string html_report(const model::Sidecar& sidecar, const Planner& planner, const Plan& plan);
+// `with_thresholds`: a planner of the same request for a run with the sidecar's thresholds, where it has any. Throws
+// Error when the sidecar's record of tuning cannot be read.
+std::string html_report(const model::Sidecar& sidecar, const Planner& planner, const Plan& plan,
+                        const Planner* with_thresholds = nullptr);
 
 }  // namespace hearth::offline

@@ -113,6 +113,23 @@ std::string legend(const std::vector<std::string>& names) {
   return out + "</p>";
 }
 
+// The colours of charts, light and dark.
+std::string chart_style() {
+  static constexpr const char* kLight[] = {"#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#5c677d"};
+  static constexpr const char* kDark[] = {"#6ea8fe", "#ff922b", "#69db7c", "#da77f2", "#ffd43b", "#adb5bd"};
+  std::string out = ":root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--mute:#5b6470;--grid:#e2e5e9;";
+  for (size_t i = 0; i < kColours; ++i) out += fmt::format("--c{}:{};", i, kLight[i]);
+  out += "}@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e8eaed;--mute:#9aa4b0;--grid:#2c3239;";
+  for (size_t i = 0; i < kColours; ++i) out += fmt::format("--c{}:{};", i, kDark[i]);
+  out +=
+      "}}text{fill:var(--fg);font-size:13px}text.axis{fill:var(--mute)}.grid{stroke:var(--grid)}"
+      "polyline{fill:none;stroke-width:2}.heat{fill:var(--c1);shape-rendering:crispEdges}";
+  for (size_t i = 0; i < kColours; ++i) {
+    out += fmt::format(".l{0}{{stroke:var(--c{0})}}.d{0},.f{0}{{fill:var(--c{0})}}.b{0}{{background:var(--c{0})}}", i);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string escape_html(const std::string& text) {
@@ -144,6 +161,28 @@ std::string line_chart(const Axis& x, const Axis& y, const std::vector<Series>& 
     if (mark) out += marked(s, series[i], i);
   }
   return out + "</svg>" + (names.size() > 1 ? legend(names) : "");
+}
+
+std::string line_chart_file(const std::string& title, const Axis& x, const Axis& y, const std::vector<Series>& series) {
+  constexpr double kTitle = 30, kLegendRow = 20;
+  const Scale s{spanned(x, series, false), spanned(y, series, true)};
+  const double height = kTitle + kHeight + kLegendRow * static_cast<double>(series.size()) + 8;
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" font-family=\"system-ui,sans-serif\" "
+      "role=\"img\">\n<style>{2}</style>\n<rect width=\"{0}\" height=\"{1}\" fill=\"var(--bg)\"/>\n"
+      "<text x=\"4\" y=\"20\" font-weight=\"bold\">{3}</text>\n<g transform=\"translate(0 {4})\">",
+      kWidth, height, chart_style(), escape_html(title), kTitle);
+  out += axes(s);
+  for (size_t i = 0; i < series.size(); ++i) {
+    out += drawn(s, series[i], i);
+    Series dots = series[i];
+    dots.style = Series::Style::dots;
+    out += drawn(s, dots, i);
+    const double row = kHeight + 8 + kLegendRow * static_cast<double>(i);
+    out += fmt::format("<rect class=\"f{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"12\"/>", i % kColours, kLeft, row);
+    out += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", kLeft + 20, row + 11, escape_html(series[i].name));
+  }
+  return out + "</g></svg>\n";
 }
 
 std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name, const std::string& full) {
@@ -206,12 +245,13 @@ std::string page_style() {
          "body{background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:0 auto;"
          "padding:1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}svg{width:100%;height:auto;display:"
          "block}"
-         "svg text{fill:var(--fg);font-size:12px}"
          "p.note,.legend{color:var(--mute);font-size:.9rem}.legend span{margin-right:1rem;"
          "display:inline-block}.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}"
          ".scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem}td,th{padding:.2rem .6rem;text-align:"
          "right;border-bottom:1px solid var(--grid);white-space:nowrap}"
-         "@media(max-width:30rem){svg text{font-size:17px}body{padding:.6rem}}</style>";
+         "@media(max-width:30rem){svg text{font-size:18px}body{padding:.6rem}table{font-size:.8rem}td,th{padding:.2rem "
+         ".4rem}}"
+         "</style>";
 }
 
 }  // namespace hearth::offline

@@ -86,7 +86,31 @@ TEST_F(Report, RefusesARecordThatIsNone) {
 TEST(Svg, MarksTheKneeAndScalesToTheData) {
   const std::string svg = line_chart({"x"}, {"y"}, {{"s", {{0, 0}, {1, 1}, {2, 8}}, 1, "knee"}});
   EXPECT_NE(svg.find(">knee</text>"), std::string::npos);
-  EXPECT_NE(svg.find("points=\"62.0,276.0 340.0,243.0 618.0,12.0 \""), std::string::npos) << svg;
+  EXPECT_NE(svg.find("points=\"58.0,278.0 338.0,247.5 618.0,34.0 \""), std::string::npos) << svg;
+  expect_balanced(svg);
+}
+
+TEST(Svg, LogarithmicAxesLeaveOutWhatTheyCannotShow) {
+  const std::vector<Series> series = {{"s", {{0, 0}, {1, 0.01}, {2, 0.1}, {3, 1}}, 0, "knee"}};
+  const std::string svg = line_chart({"x"}, {"y", 0, 0, true}, series);
+  // The first point is at 0; the others are a decade apart, 122 of 244 each.
+  EXPECT_NE(svg.find("points=\"244.7,278.0 431.3,156.0 618.0,34.0 \""), std::string::npos) << svg;
+  EXPECT_EQ(svg.find(">knee</text>"), std::string::npos) << "a mark on a point that is not shown";
+  for (const char* tick : {">0.01</text>", ">0.02</text>", ">0.1</text>", ">1</text>"}) {
+    EXPECT_NE(svg.find(tick), std::string::npos) << tick;
+  }
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_NE(line_chart({"x"}, {"y", 0, 0, true}, {{"s", {{0, 0}}}}).find("</svg>"), std::string::npos);
+}
+
+TEST(Svg, DotsAndDashes) {
+  const std::string svg = line_chart({"x"}, {"y"},
+                                     {{"dots", {{0, 1}, {1, 2}}, -1, "", Series::Style::dots},
+                                      {"dashes", {{0, 1}, {1, 2}}, -1, "", Series::Style::dashed}});
+  EXPECT_EQ(svg.find("<polyline"), svg.rfind("<polyline"));
+  EXPECT_NE(svg.find("stroke-dasharray"), std::string::npos);
+  EXPECT_NE(svg.find("<circle class=\"d0\""), std::string::npos);
   expect_balanced(svg);
 }
 
