@@ -1,16 +1,14 @@
 #include "offline/predictor/evaluate.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <unordered_map>
 
 #include "core/error.h"
-#include "core/forwarding_device.h"
 #include "engine/engine.h"
 #include "offline/profile/activation_counter.h"
-#include "offline/profile/counting_device.h"
+#include "offline/profile/ffn_probe.h"
 
 namespace hearth::offline {
 namespace {
@@ -20,10 +18,10 @@ using Clock = std::chrono::steady_clock;
 
 // Runs every dense FFN as a sparse one over the neurons that its layer's predictor names, and notes how many of the
 // active ones those were.
-class PredictingDevice final : public ForwardingDevice {
+class PredictingDevice final : public FfnProbe {
  public:
   PredictingDevice(Device& inner, const model::Model& model, float threshold, std::vector<EvaluatedLayer>& layers)
-      : ForwardingDevice(inner), model_(model), threshold_(threshold), layers_(layers) {
+      : FfnProbe(inner, model), threshold_(threshold), layers_(layers) {
     HEARTH_CHECK(inner.is_host(), "activations are looked at in host memory");
     for (const model::LayerWeights& l : model.weights().layers) down_norms_.push_back(down_row_norms(l.ffn));
   }
@@ -31,10 +29,9 @@ class PredictingDevice final : public ForwardingDevice {
   void reserve(const Limits& limits) override {
     Limits more = limits;
     more.quantized_weights = true;  // a predictor may be quantised where the model is not
-    inner_.reserve(more);
-    const auto n_ff = static_cast<size_t>(limits.n_ff), T = static_cast<size_t>(limits.max_tokens);
-    gate_.resize(T * n_ff), up_.resize(T * n_ff), ids_.resize(n_ff);
-    q8_.resize(T * inner_.q8_bytes(limits.n_embd));
+    FfnProbe::reserve(more);
+    ids_.resize(static_cast<size_t>(limits.n_ff));
+    q8_.resize(static_cast<size_t>(limits.max_tokens) * inner_.q8_bytes(limits.n_embd));
   }
 
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override {
@@ -43,15 +40,14 @@ class PredictingDevice final : public ForwardingDevice {
   }
 
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
-    const size_t layer = order_.try_emplace(shard.gate.data, order_.size()).first->second;
-    HEARTH_CHECK(layer < layers_.size(), "more FFNs than layers");
+    const size_t layer = layer_of(shard);
     const model::LayerPredictor& p = model_.weights().layers[layer].predictor;
-    const int64_t n = model_.config().n_embd;
+    const int64_t n = n_embd_;
     if (!p.weights) {
       inner_.ffn_dense(shard, in, T, y_bias, y);
     } else {
       const Act read = input_of(p, in, T);
-      truth(shard, in, T);
+      evaluate(shard, in, T, true);
       const size_t q8 = inner_.q8_bytes(n);
       const auto row = [&](Act a, int64_t t) {
         return Act{a.x + t * n,
@@ -91,12 +87,6 @@ class PredictingDevice final : public ForwardingDevice {
     return read;
   }
 
-  void truth(const FfnShard& shard, Act in, int64_t T) {
-    const std::array parts = {MatmulPart{.w = shard.gate, .bias = shard.gate_bias, .y = gate_.data()},
-                              MatmulPart{.w = shard.up, .bias = shard.up_bias, .y = up_.data()}};
-    inner_.matmul(std::span(parts).first(shard.up ? 2 : 1), in, T);
-  }
-
   // Token t of the batch, whose predicted neurons are the first `count` of ids_.
   void tally(const FfnShard& shard, size_t layer, int64_t t, int32_t count) {
     const NeuronRule rule{shard.act, shard.act_threshold, shard.up_relu, threshold_};
@@ -123,12 +113,9 @@ class PredictingDevice final : public ForwardingDevice {
     HEARTH_CHECK(next == count, "predicted ids are not ascending");
   }
 
-  const model::Model& model_;
   float threshold_;
   std::vector<EvaluatedLayer>& layers_;
-  std::unordered_map<const void*, size_t> order_;  // layers by the gate's address, in order of first use
   std::vector<std::vector<float>> down_norms_;
-  std::vector<float> gate_, up_;
   std::vector<int32_t> ids_;
   std::vector<std::byte> q8_;
   std::unordered_map<const float*, std::vector<float>> residual_;

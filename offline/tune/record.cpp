@@ -45,15 +45,15 @@ std::string row(const std::string& name, const CurveSetting& s, bool marked) {
   const Comparison& c = s.validation.comparison;
   const std::string measured = s.measured_tps ? fmt::format("{:.1f}", *s.measured_tps) : "-";
   return fmt::format(
-      "{:>10} {:>8.2f} % {:>9.5f} ± {:.5f} {:>9.3f} {:>+8.2f} ± {:.2f} % {:>7.2f} % {:>10.1f} {:>10}{}\n", name,
-      100 * s.validation.density(), c.kl.mean(), c.kl.standard_error(), c.other.perplexity(),
-      100 * c.perplexity_increase(), 100 * c.perplexity_increase_error(), 100 * c.agreement.mean(), s.planned_tps,
-      measured, marked ? "  <- knee" : "");
+      "{:>10} {:>8.2f} % {:>9.5f} ± {:.5f} {:>9.3f} {:>+8.2f} ± {:.2f} % {:>7.2f} % {:>6.1f} % {:>10.1f} {:>10}{}\n",
+      name, 100 * s.validation.density(), c.kl.mean(), c.kl.standard_error(), c.other.perplexity(),
+      100 * c.perplexity_increase(), 100 * c.perplexity_increase_error(), 100 * c.agreement.mean(), 100 * s.hit_rate,
+      s.planned_tps, measured, marked ? "  <- knee" : "");
 }
 
 std::string header(const char* first) {
-  return fmt::format("{:>10} {:>10} {:>19} {:>9} {:>18} {:>9} {:>10} {:>10}\n", first, "density", "KL to dense",
-                     "perplexity", "increase", "agreement", "plan tok/s", "measured");
+  return fmt::format("{:>10} {:>10} {:>19} {:>9} {:>18} {:>9} {:>8} {:>10} {:>10}\n", first, "density", "KL to dense",
+                     "perplexity", "increase", "agreement", "hit", "plan tok/s", "measured");
 }
 
 }  // namespace
@@ -109,7 +109,9 @@ std::string tune_table(const TuneResult& result) {
   out +=
       "\nAll figures are of text that was not tuned on, ± one standard error, the increase token by token against "
       "dense. "
-      "plan: by the cost model; measured: decoding on this machine.\n";
+      "hit: share of the activations on the GPU, and plan: tokens/s, both by the cost model; measured: decoding on "
+      "this "
+      "machine.\n";
   return out;
 }
 

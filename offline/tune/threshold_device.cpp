@@ -1,11 +1,9 @@
 #include "offline/tune/threshold_device.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/error.h"
-#include "offline/profile/counting_device.h"
 
 namespace hearth::offline {
 namespace {
@@ -33,11 +31,8 @@ Matrix untranspose(const Matrix& down_t, HostBuffer& storage) {
 }  // namespace
 
 ThresholdDevice::ThresholdDevice(Device& inner, ThreadTeam& team, const model::Model& model)
-    : ForwardingDevice(inner),
+    : FfnProbe(inner, model),
       team_(team),
-      model_(model),
-      n_ff_(model.config().n_ff),
-      n_embd_(model.config().n_embd),
       down_norms_(model.weights().layers.size()),
       untransposed_(model.weights().layers.size()),
       own_down_(model.weights().layers.size()) {
@@ -63,21 +58,6 @@ double ThresholdDevice::density() const {
   return neurons_ > 0 ? static_cast<double>(active_) / static_cast<double>(neurons_) : NAN;
 }
 
-void ThresholdDevice::reserve(const Limits& limits) {
-  inner_.reserve(limits);
-  const auto n = static_cast<size_t>(limits.max_tokens * n_ff_);
-  gate_ = inner_.allocate(n * sizeof(float), Purpose::scratch);
-  up_ = inner_.allocate(n * sizeof(float), Purpose::scratch);
-  host_gate_.resize(n);
-  host_up_.resize(n);
-}
-
-size_t ThresholdDevice::layer_of(const FfnShard& shard) {
-  const size_t layer = layers_.try_emplace(shard.gate.data, layers_.size()).first->second;
-  HEARTH_CHECK(layer < rules_.size(), "more FFNs than layers");
-  return layer;
-}
-
 const Matrix& ThresholdDevice::down_of(size_t layer, const FfnShard& shard) {
   if (shard.down) return shard.down;
   std::optional<Matrix>& down = own_down_[layer];
@@ -86,22 +66,19 @@ const Matrix& ThresholdDevice::down_of(size_t layer, const FfnShard& shard) {
   return *down;
 }
 
-// act(gate), and on request up, of T tokens into host_gate_, host_up_.
-void ThresholdDevice::evaluate_gates(size_t layer, const FfnShard& shard, Act in, int64_t T, bool with_up) {
+// act(gate) of T tokens into gate_, and on request the neurons' values, act(gate) * up, into value_.
+void ThresholdDevice::evaluate_values(size_t layer, const FfnShard& shard, Act in, int64_t T, bool with_up) {
+  evaluate(shard, in, T, with_up);
   const bool up = with_up && shard.up;
-  const std::array parts = {MatmulPart{.w = shard.gate, .bias = shard.gate_bias, .y = gate_.as<float>()},
-                            MatmulPart{.w = shard.up, .bias = shard.up_bias, .y = up_.as<float>()}};
-  inner_.matmul(std::span(parts).first(up ? 2 : 1), in, T);
-  const size_t bytes = static_cast<size_t>(T * n_ff_) * sizeof(float);
-  inner_.download(host_gate_.data(), gate_.as<float>(), bytes);
-  if (up) inner_.download(host_up_.data(), up_.as<float>(), bytes);
   const NeuronRule& rule = rules_[layer];
+  if (with_up) value_.resize(static_cast<size_t>(T * n_ff_));
   team_.for_chunks(T * n_ff_, kPiece, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const auto n = static_cast<size_t>(i);
-      host_gate_[n] = rule.activate(host_gate_[n]);
-      if (up && rule.up_relu) host_up_[n] = std::max(0.0f, host_up_[n]);
-      if (with_up) host_up_[n] = up ? host_gate_[n] * host_up_[n] : host_gate_[n];  // the neuron's value
+      gate_[n] = rule.activate(gate_[n]);
+      if (!with_up) continue;
+      const float factor = !up ? 1.0f : rule.up_relu ? std::max(0.0f, up_[n]) : up_[n];
+      value_[n] = gate_[n] * factor;
     }
   });
 }
@@ -111,7 +88,7 @@ void ThresholdDevice::count_active(size_t layer, int64_t T) {
   piece_active_.assign(static_cast<size_t>((T * n_ff_ + kPiece - 1) / kPiece), 0);
   team_.for_chunks(T * n_ff_, kPiece, [&](int64_t begin, int64_t end, int) {
     uint64_t n = 0;
-    for (int64_t i = begin; i < end; ++i) n += std::fabs(host_gate_[static_cast<size_t>(i)]) > threshold ? 1 : 0;
+    for (int64_t i = begin; i < end; ++i) n += std::fabs(gate_[static_cast<size_t>(i)]) > threshold ? 1 : 0;
     piece_active_[static_cast<size_t>(begin / kPiece)] = n;
   });
   for (const uint64_t n : piece_active_) active_ += n;
@@ -124,22 +101,24 @@ void ThresholdDevice::add_masked(size_t layer, const FfnShard& shard, int64_t T,
   team_.for_chunks(T * n_ff_, kPiece, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const auto n = static_cast<size_t>(i);
-      if (!(std::fabs(host_gate_[n]) > threshold)) host_up_[n] = 0.0f;
+      if (!(std::fabs(gate_[n]) > threshold)) value_[n] = 0.0f;
     }
   });
-  inner_.upload(up_.as<float>(), host_up_.data(), static_cast<size_t>(T * n_ff_) * sizeof(float));
+  const size_t bytes = value_.size() * sizeof(float);
+  if (device_value_.bytes() < bytes) device_value_ = inner_.allocate(bytes, Purpose::scratch);
+  inner_.upload(device_value_.as<float>(), value_.data(), bytes);
   const MatmulPart down{.w = down_of(layer, shard), .bias = y_bias, .y = y, .accumulate = true};
-  inner_.matmul({&down, 1}, Act{up_.as<float>(), nullptr}, T);
+  inner_.matmul({&down, 1}, Act{device_value_.as<float>(), nullptr}, T);
 }
 
 void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
   const size_t layer = layer_of(shard);
   const bool masked = !thresholds_.empty() && thresholds_[layer] > 0;
   const bool values = masked || counts_ != nullptr;
-  if (values || count_active_ || histograms_ != nullptr) evaluate_gates(layer, shard, in, T, values);
+  if (values || count_active_ || histograms_ != nullptr) evaluate_values(layer, shard, in, T, values);
   if (count_active_) count_active(layer, T);
   if (histograms_ != nullptr) {
-    for (int64_t i = 0; i < T * n_ff_; ++i) (*histograms_)[layer].add(std::fabs(host_gate_[static_cast<size_t>(i)]));
+    for (int64_t i = 0; i < T * n_ff_; ++i) (*histograms_)[layer].add(std::fabs(gate_[static_cast<size_t>(i)]));
   }
   if (counts_ != nullptr) {
     std::vector<float>& norms = down_norms_[layer];
@@ -147,7 +126,7 @@ void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector
     ThresholdCounts& counts = (*counts_)[layer];
     team_.for_chunks(n_ff_, kPiece, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = 0; t < T; ++t) {
-        counts.add(host_gate_.data() + t * n_ff_, host_up_.data() + t * n_ff_, norms.data(), begin, end);
+        counts.add(gate_.data() + t * n_ff_, value_.data() + t * n_ff_, norms.data(), begin, end);
       }
     });
     counts.add_tokens(T);

@@ -4,19 +4,17 @@
 // magnitudes |act(gate)| fall where, which is what thresholds are chosen from.
 #include <cstdint>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "core/buffer.h"
-#include "core/forwarding_device.h"
 #include "core/thread_team.h"
-#include "model/model.h"
 #include "offline/profile/activation_counter.h"
+#include "offline/profile/ffn_probe.h"
 #include "offline/tune/magnitudes.h"
 
 namespace hearth::offline {
 
-class ThresholdDevice final : public ForwardingDevice {
+class ThresholdDevice final : public FfnProbe {
  public:
   // All must outlive this device, and the model's down projections must stay as they are. Throws Error when a down
   // projection is quantised and not transposed: no sparse decode of such a file is possible.
@@ -34,29 +32,24 @@ class ThresholdDevice final : public ForwardingDevice {
   void observe(std::vector<MagnitudeHistogram>* histograms) { histograms_ = histograms; }
   void observe(std::vector<ThresholdCounts>* counts) { counts_ = counts; }
 
-  void reserve(const Limits& limits) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
 
  private:
-  size_t layer_of(const FfnShard& shard);
   const Matrix& down_of(size_t layer, const FfnShard& shard);
-  void evaluate_gates(size_t layer, const FfnShard& shard, Act in, int64_t T, bool with_up);
+  void evaluate_values(size_t layer, const FfnShard& shard, Act in, int64_t T, bool with_up);
   void add_masked(size_t layer, const FfnShard& shard, int64_t T, Vector y_bias, float* y);
   void count_active(size_t layer, int64_t T);
 
   ThreadTeam& team_;
-  const model::Model& model_;
-  int64_t n_ff_ = 0, n_embd_ = 0;
-  std::vector<NeuronRule> rules_;                   // by layer
-  std::vector<std::vector<float>> down_norms_;      // by layer, made when first observed
-  std::unordered_map<const void*, size_t> layers_;  // by the gate's address on the device, in order of first use
+  std::vector<NeuronRule> rules_;               // by layer
+  std::vector<std::vector<float>> down_norms_;  // by layer, made when first observed
   std::vector<float> thresholds_;
   bool count_active_ = false;
   uint64_t active_ = 0, neurons_ = 0;
   std::vector<MagnitudeHistogram>* histograms_ = nullptr;
   std::vector<ThresholdCounts>* counts_ = nullptr;
-  DeviceBuffer gate_, up_;                       // [max_tokens][n_ff]
-  std::vector<float> host_gate_, host_up_;       // act(gate), up
+  std::vector<float> value_;                     // [T][n_ff] act(gate) * up
+  DeviceBuffer device_value_;                    // [T][n_ff]
   std::vector<uint64_t> piece_active_;           // by piece of a batch
   std::vector<HostBuffer> untransposed_;         // by layer: `down` of files that store it transposed, as f16 or f32
   std::vector<std::optional<Matrix>> own_down_;  // the same on the device
