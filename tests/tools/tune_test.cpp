@@ -1,8 +1,10 @@
 // `hearth tune`, `hearth report`, and running with what they found.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 
 #include "program.h"
 #include "support/random.h"
@@ -61,6 +63,20 @@ class TuneProgram : public ::testing::Test {
     return json::parse(o.out)["perplexity"];
   }
 
+  static std::string report(const std::string& model) {
+    const Outcome o = hearth({"report", "-m", file(model), "--sidecar", file(model + ".sidecar"), "-o", file("r.html"),
+                              "--vram-budget", "1", "--gpu-bw", "1000", "--cpu-bw", "70", "--pcie-bw", "25", "-q"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    return slurp(file("r.html"));
+  }
+  // The table's rows are threshold, density, KL, perplexity ± its error, …
+  static double perplexity_in(const std::string& page, const std::string& threshold) {
+    const std::regex row("<tr><td>" + threshold + "</td><td>[^<]*</td><td>[^<]*</td><td>([0-9.]+) ");
+    std::smatch match;
+    if (!std::regex_search(page, match, row)) return NAN;
+    return std::stod(match[1]);
+  }
+
  private:
   static inline TempDir* files_ = nullptr;
 };
@@ -72,9 +88,13 @@ TEST_F(TuneProgram, CurvesAgreeWithPerplexityMeasuredSeparately) {
     const auto expect_same = [](double got, const json& point) {
       EXPECT_NEAR(got, point["validation"]["perplexity"].get<double>(), 2e-3 * got);
     };
+    const std::string page = report(model);
     for (const size_t i : {1, 4, 7}) {
       const json& point = j["global"][i];
-      expect_same(perplexity(model, fmt::format("{:.3g}", point["threshold"].get<float>())), point);
+      const std::string threshold = fmt::format("{:.3g}", point["threshold"].get<float>());
+      const double measured = perplexity(model, threshold);
+      expect_same(measured, point);
+      EXPECT_NEAR(perplexity_in(page, threshold), measured, 2e-3 * measured) << "the report's own table";
     }
     EXPECT_LE(j["chosen"]["validation"]["kl"].get<double>(), 0.01);
     EXPECT_GT(j["chosen"]["thresholds"][0].get<double>() + j["chosen"]["thresholds"][1].get<double>(), 0);
@@ -112,6 +132,45 @@ TEST_F(TuneProgram, WhatIsMissingIsSaid) {
                          "--max-ppl-increase"));
   EXPECT_TRUE(fails_with(run({"run", "-m", file("relu"), "-p", "the", "--sparse-threshold", "lots", "-q"}),
                          "--sparse-threshold"));
+}
+
+// The bundled model on texts of its domain. The last one it neither tunes nor judges on.
+TEST(TuneDemo, KeepsItsBoundOnATextItNeverSaw) {
+  HEARTH_NEEDS_SHARED("text/stories-heldout.txt");
+  const TempDir dir;
+  const auto part = [&](const char* name, const char* of, size_t begin, size_t n) {
+    std::ofstream(dir / name) << slurp(shared_dir() / "text" / of).substr(begin, n);
+    return (dir / name).string();
+  };
+  const std::string fit = part("fit.txt", "stories-calibration.txt", 0, 400'000),
+                    validation = part("validation.txt", "stories-heldout.txt", 0, 4'000),
+                    unseen = part("unseen.txt", "stories-heldout.txt", 500'000, 10'000);
+  const std::string model = (source_dir() / "models/hearth-demo.gguf").string(), sidecar = (dir / "sidecar").string();
+  const auto run = [&](std::vector<std::string> args) {
+    args.insert(args.end(), {"-m", model, "--device", "cpu", "--sidecar", sidecar, "--window", "256", "--json", "-q"});
+    const Outcome o = hearth(args);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return json::parse(o.out);
+  };
+  const json tuned = run({"tune", "-f", fit, "--validation", validation, "--max-ppl-increase", "1%", "--tokens", "1024",
+                          "--validation-tokens", "0", "--no-measure"});
+  EXPECT_LE(tuned["chosen"]["validation"]["perplexity_increase"].get<double>(), 0.01);
+  EXPECT_LT(tuned["chosen"]["validation"]["density"].get<double>(),
+            0.97 * tuned["global"][0]["validation"]["density"].get<double>())
+      << "a percent was allowed, and nothing was left out";
+
+  const auto perplexity = [&](const std::string& text, const std::string& threshold) {
+    return run({"perplexity", "-f", text, "--sparsity", threshold == "0" ? "off" : "exact", "--sparse-threshold",
+                threshold})["perplexity"]
+        .get<double>();
+  };
+  for (const size_t i : {0, 3, 5}) {  // the curve, by another route: token by token, sparse kernels
+    const json& point = tuned["global"][i];
+    const double expected = point["validation"]["perplexity"];
+    EXPECT_NEAR(perplexity(validation, fmt::format("{:.3g}", point["threshold"].get<float>())), expected,
+                3e-3 * expected);
+  }
+  EXPECT_LE(perplexity(unseen, "sidecar"), 1.01 * perplexity(unseen, "0"));
 }
 
 }  // namespace
