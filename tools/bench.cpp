@@ -159,9 +159,8 @@ std::string name_of(const Setting& s) {
   return name + fmt::format(", -c {}", s.model.n_ctx);
 }
 
-// One combination that cannot be run, a budget too small, does not end a sweep; it is told, and counts.
-void measure(const BenchOptions& o, Results& results) {
-  const std::vector<Setting> settings = settings_of(o);
+// One combination that cannot be run, a budget too small, does not end a sweep; it is told, and counted.
+size_t measure(const BenchOptions& o, const std::vector<Setting>& settings, Results& results) {
   size_t failed = 0;
   for (const Setting& setting : settings) {
     try {
@@ -178,7 +177,7 @@ void measure(const BenchOptions& o, Results& results) {
     }
   }
   results.end();
-  if (failed > 0) fail("{} of {} combinations could not be run", failed, settings.size());
+  return failed;
 }
 
 void write_plot(const std::string& path, const ordered_json& rows) {
@@ -203,8 +202,10 @@ void bench(BenchOptions o) {
   if (o.sweep.models.empty()) fail("no model was given; expected -m FILE, or --from FILE to print former results");
   check(o);
   Results results(o.output, o.sweep.swept_keys());
-  measure(o, results);
-  write_plot(o.plot, results.rows());
+  const std::vector<Setting> settings = settings_of(o);
+  const size_t failed = measure(o, settings, results);
+  if (failed < settings.size()) write_plot(o.plot, results.rows());
+  if (failed > 0) fail("{} of {} combinations could not be run", failed, settings.size());
 }
 
 // In place of the options for one value.

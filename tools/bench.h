@@ -31,8 +31,8 @@ struct BenchProfile {
   using Rows = std::vector<engine::ProfilingDevice::Row>;
   std::array<double, engine::kParts> main{}, host{};  // host: the CPU's, beside a main device
   Rows main_rows, host_rows;
-  // Beyond the longer of the two FFNs, a layer: (ffn + wait - max(ffn, the CPU's)) / layers that hand over. 0 where
-  // nothing is handed over.
+  // Beyond the longer of the two FFNs, a layer: (ffn + wait - max(ffn, the CPU's)) / layers that hand over, where ffn
+  // is the main device's in those layers. 0 where nothing is handed over.
   double hand_off = 0;
 };
 

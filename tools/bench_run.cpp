@@ -184,10 +184,10 @@ BenchProfile Bench::profiled(int64_t depth, int64_t passes, Work&& work) {
       r.weight_bytes /= static_cast<size_t>(passes);
     }
   }
-  const double hot = seconds_of(profile.main, Part::ffn), cold = seconds_of(profile.host, Part::ffn);
-  const double wait = seconds_of(profile.main, Part::wait);
-  if (hand_offs() > 0)
-    profile.hand_off = std::max(0.0, hot + wait - std::max(hot, cold)) / static_cast<double>(hand_offs());
+  if (hand_offs() == 0) return profile;
+  const double hot = session_.profiler()->ffn_beside_hand_offs() / static_cast<double>(passes);
+  const double cold = seconds_of(profile.host, Part::ffn), wait = seconds_of(profile.main, Part::wait);
+  profile.hand_off = std::max(0.0, hot + wait - std::max(hot, cold)) / static_cast<double>(hand_offs());
   return profile;
 }
 

@@ -157,6 +157,13 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                  "for a GPU")
       ->check(CLI::IsMember({"scalar", "avx2", "avx512", "reference"}))
       ->group("Hardware");
+  sub.add_option("--stream-tokens", o.stream_tokens,
+                 "Of a divided model: batches of at least N prompt tokens stream the CPU's weights to the GPU, smaller "
+                 "ones are computed where the weights are; 0: all are (default: where this machine's measured speeds "
+                 "cross)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->type_name("N")
+      ->group("Hardware");
   sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
       ->group("Hardware");
   add_logging_options(sub, o.quiet, o.verbose);
@@ -290,6 +297,8 @@ void Session::make_engine(const ModelOptions& options) {
   }
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch;
+  e.stream_tokens = options.stream_tokens.value_or(planned_->stream_tokens);
+  log::debug("batches of {} tokens or more stream the CPU's weights to the GPU", e.stream_tokens);
   Device& host = profiled(*host_device_, host_profiler_);
   engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});
 }

@@ -1,10 +1,13 @@
 // `hearth doctor`: what this machine offers, measured.
+#include <array>
 #include <memory>
 
 #include "core/log.h"
 #include "core/thread_team.h"
 #include "cpu/cpu.h"
+#include "cpu/product_rate.h"
 #include "cuda/cuda.h"
+#include "offline/plan/cost_model.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/output.h"
@@ -20,12 +23,15 @@ struct DoctorOptions {
   bool quiet = false, verbose = false;
 };
 
+constexpr std::array kTypes = {DType::f16, DType::q8_0, DType::q4_0};  // of weights, that are told apart below
+
 struct Findings {
   Processor processor;
   CpuTopology topology;
   SystemMemory memory;
   int threads = 0;
-  double memory_bandwidth = 0;  // bytes/s
+  double memory_bandwidth = 0;                        // bytes/s
+  std::array<double, kTypes.size()> product_rates{};  // of batches, operations/s, by kTypes
   std::vector<cuda::GpuInfo> gpus;
   std::vector<cuda::Bandwidth> gpu_bandwidths;  // of the GPUs, in their order
   std::string no_gpu;                           // why there is none
@@ -40,9 +46,19 @@ Findings examine(const DoctorOptions& o) {
   f.threads = team.size();
   log::debug("measuring memory bandwidth with {} threads", f.threads);
   f.memory_bandwidth = cpu::measure_read_bandwidth(team);
+  for (size_t i = 0; i < kTypes.size(); ++i) f.product_rates[i] = cpu::measure_product_rate(team, kTypes[i]);
   f.gpus = cuda::list_gpus(&f.no_gpu);
   for (const cuda::GpuInfo& gpu : f.gpus) f.gpu_bandwidths.push_back(cuda::measure_bandwidth(gpu.index));
   return f;
+}
+
+// From how many prompt tokens on weights of a type visit a GPU instead of being multiplied by the CPU.
+int64_t stream_tokens(const Findings& f, const cuda::Bandwidth& gpu, size_t type) {
+  offline::CostModel cost;
+  cost.cpu_bandwidth = f.memory_bandwidth, cost.pcie_bandwidth = gpu.host_to_device;
+  cost.cpu_flops = f.product_rates[type];
+  const DTypeTraits& t = traits(kTypes[type]);
+  return cost.stream_tokens(static_cast<double>(t.block_bytes) / static_cast<double>(t.block_size));
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -72,6 +88,10 @@ void print_text(const Findings& f) {
   line("memory", fmt::format("{} total, {} available{}", human_bytes(f.memory.total), human_bytes(f.memory.available),
                              f.memory.cgroup_limit ? ", cgroup limit " + human_bytes(*f.memory.cgroup_limit) : ""));
   line("memory reads", fmt::format("{:.1f} GB/s with {} threads", f.memory_bandwidth / 1e9, f.threads));
+  std::string rates;
+  for (size_t i = 0; i < kTypes.size(); ++i)
+    rates += fmt::format("{}{} {:.0f}", i > 0 ? ", " : "", traits(kTypes[i]).name, f.product_rates[i] / 1e9);
+  line("batches", rates + " GFLOP/s");
   const std::string& thp = f.memory.transparent_huge_pages;
   line("huge pages", fmt::format("transparent: {}; reserved: {}, {} free", thp.empty() ? "unknown" : thp,
                                  f.memory.huge_pages, f.memory.huge_pages_free));
@@ -84,6 +104,9 @@ void print_text(const Findings& f) {
                      g.multiprocessors, human_bytes(g.free_bytes), human_bytes(g.total_bytes)));
     line("", fmt::format("memory reads {:.1f} GB/s, to the GPU {:.1f} GB/s, from it {:.1f} GB/s", b.memory_read / 1e9,
                          b.host_to_device / 1e9, b.device_to_host / 1e9));
+    line("", fmt::format("prompts of {} tokens ({}), {} ({}), {} ({}) or more stream the CPU's weights to it",
+                         stream_tokens(f, b, 0), traits(kTypes[0]).name, stream_tokens(f, b, 1), traits(kTypes[1]).name,
+                         stream_tokens(f, b, 2), traits(kTypes[2]).name));
   }
 }
 
@@ -109,6 +132,8 @@ void print_json(const Findings& f) {
                  {"huge_pages", f.memory.huge_pages},
                  {"huge_pages_free", f.memory.huge_pages_free}};
   if (f.memory.cgroup_limit) j["memory"]["cgroup_limit_bytes"] = *f.memory.cgroup_limit;
+  for (size_t i = 0; i < kTypes.size(); ++i)
+    j["cpu"]["batch_operations_per_second"][traits(kTypes[i]).name] = f.product_rates[i];
   j["gpus"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < f.gpus.size(); ++i) {
     const cuda::GpuInfo& g = f.gpus[i];
@@ -123,6 +148,8 @@ void print_json(const Findings& f) {
                          {"read_bytes_per_second", b.memory_read},
                          {"host_to_device_bytes_per_second", b.host_to_device},
                          {"device_to_host_bytes_per_second", b.device_to_host}});
+    for (size_t t = 0; t < kTypes.size(); ++t)
+      j["gpus"].back()["stream_tokens"][traits(kTypes[t]).name] = stream_tokens(f, b, t);
   }
   if (f.gpus.empty()) j["no_gpu"] = f.no_gpu;
   write_out(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");

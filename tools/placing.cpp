@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/thread_team.h"
 #include "cpu/cpu.h"
+#include "cpu/product_rate.h"
 #include "model/sidecar.h"
 #include "offline/plan/gpu_index.h"
 #include "offline/plan/machine.h"
@@ -91,6 +92,20 @@ void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gp
   }
 }
 
+void set_product_rate(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,
+                      offline::PlanRequest& request) {
+  if (o.cpu_gflops && (!(*o.cpu_gflops > 0) || *o.cpu_gflops > 1e9))
+    fail("--cpu-gflops is {}, expected a number above 0", *o.cpu_gflops);
+  double& rate = request.cost.cpu_flops;
+  if (o.cpu_gflops) rate = *o.cpu_gflops * 1e9;
+  if (o.cpu_gflops || o.cpu_bw || request.vram_budget == 0) return;
+  const DType type = model.weights().layers.front().ffn.gate.type;
+  ThreadTeam team(o.threads);
+  const std::string key = offline::machine_key(team.size(), gpu ? gpu->name : "");
+  rate = offline::cached_product_rate(offline::machine_cache_path(), key, traits(type).name,
+                                      [&] { return cpu::measure_product_rate(team, type); });
+}
+
 void add_machine_options(CLI::App& sub, MachineOptions& o) {
   const auto bandwidth = [&sub](const char* name, std::optional<double>& value, const char* help) {
     sub.add_option(name, value, help)->type_name("GB/s")->group("Machine");
@@ -98,6 +113,12 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
   bandwidth("--gpu-bw", o.gpu_bw, "GPU memory's read bandwidth (default: measured)");
   bandwidth("--cpu-bw", o.cpu_bw, "Host memory's read bandwidth (default: measured)");
   bandwidth("--pcie-bw", o.pcie_bw, "Bandwidth from host to GPU (default: measured)");
+  sub.add_option(
+         "--cpu-gflops", o.cpu_gflops,
+         "How fast the CPU multiplies batches of tokens: it decides from how many on its weights are streamed to "
+         "the GPU instead (default: measured; 500 where --cpu-bw is given)")
+      ->type_name("GFLOP/s")
+      ->group("Machine");
   sub.add_option("--host-memory", o.host_memory, "Host memory that may be used (default: what is available)")
       ->type_name("GiB")
       ->group("Machine");
@@ -141,6 +162,8 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
   if (r.plan_file) {
     run.placement = offline::load_placement(*r.plan_file);
     engine::check_placement(run.placement, model.config(), model::fingerprint(model.file()));
+    r.request.vram_budget = run.placement.vram_budget;
+    set_machine(r.machine, gpu, r.request);
   } else {
     r.request.vram_budget = choose_budget(r.vram_budget, r.machine, gpu, why);
     if (!r.vram_budget) r.request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
@@ -150,6 +173,10 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     run.tokens_per_second = plan.tokens_per_second();
     run.placement = std::move(plan.placement);
   }
+  set_product_rate(r.machine, gpu, model, r.request);
+  const Matrix& gate = model.weights().layers.front().ffn.gate;
+  run.stream_tokens =
+      r.request.cost.stream_tokens(static_cast<double>(gate.row_size()) / static_cast<double>(gate.cols));
   if (gpu && run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
     fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",
          human_bytes(run.placement.planned_bytes()), gpu->name, human_bytes(gpu->free_bytes));

@@ -18,6 +18,7 @@ namespace hearth::tools {
 // The machine to plan for; what is not given is measured on this one.
 struct MachineOptions {
   std::optional<double> gpu_bw, cpu_bw, pcie_bw;  // GB/s
+  std::optional<double> cpu_gflops;               // 1e9 operations/s
   std::optional<double> host_memory;              // GiB
   int gpu = 0, threads = 0;
 };
@@ -32,11 +33,16 @@ uint64_t choose_budget(std::optional<double> gib, const MachineOptions& machine,
 
 // Fills in bandwidths (measured once, then from the cache) and host memory.
 void set_machine(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request);
+// Fills in how fast the CPU multiplies batches with the FFN's type of weights (the same); of another machine, whose
+// bandwidth is given, and without a GPU to stream to, the cost model's assumption stays.
+void set_product_rate(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,
+                      offline::PlanRequest& request);
 
 // A plan that the engine can load, and what it promises.
 struct PlannedRun {
   engine::Placement placement;
   std::optional<double> tokens_per_second;  // expected; unknown for a plan from a file
+  int64_t stream_tokens = 0;                // batches of at least this many stream the CPU's neurons to the GPU
 };
 
 struct RunRequest {

@@ -38,6 +38,7 @@ void plan(Options o) {
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);
   set_machine(o.machine, gpu, o.request);
+  set_product_rate(o.machine, gpu, m, o.request);
   const bool predicts = o.sparsity == "auto" || o.sparsity == "predict";
   const ChosenThresholds thresholds = choose_thresholds(m, statistics, o.sparse_threshold, predicts);
   const offline::Planner planner = make_planner(m, {statistics, thresholds.by_layer, o.gpu_index}, o.request);

@@ -50,6 +50,7 @@ std::string human_duration(double seconds) {
 void print_timings(const Timings& t, size_t model_bytes) {
   log::info("{:>16} time = {:10.2f} ms ({:.2f} GB/s)", "load", t.load * 1e3,
             per_second(static_cast<double>(model_bytes) * 1e-9, t.load));
+  if (t.first_token > 0) log::info("{:>16} time = {:10.2f} ms after the start", "first token", t.first_token * 1e3);
   log::info("{}", rate_line("prompt eval", t.prompt, t.n_prompt, "tokens"));
   log::info("{}", rate_line("eval", t.eval, t.n_eval, "runs"));
   log::info("{}", rate_line("sampling", t.sample, t.n_sample, "runs"));
@@ -58,6 +59,7 @@ void print_timings(const Timings& t, size_t model_bytes) {
 
 nlohmann::json to_json(const Timings& t) {
   return {{"load_ms", t.load * 1e3},
+          {"first_token_ms", t.first_token > 0 ? nlohmann::json(t.first_token * 1e3) : nlohmann::json()},
           {"prompt_eval_ms", t.prompt * 1e3},
           {"prompt_tokens", t.n_prompt},
           {"prompt_tokens_per_second", per_second(static_cast<double>(t.n_prompt), t.prompt)},

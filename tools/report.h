@@ -15,9 +15,10 @@ std::string human_duration(double seconds);  // "12 s", "3 min 20 s", "2 h 5 min
 // llama.cpp's figures of one run. Seconds.
 struct Timings {
   double load = 0, prompt = 0, sample = 0, eval = 0, total = 0;
-  int64_t n_prompt = 0;  // prompt tokens
-  int64_t n_sample = 0;  // tokens drawn
-  int64_t n_eval = 0;    // single-token evaluations
+  double first_token = 0;  // from the start of the process until the first token was drawn; 0: none was
+  int64_t n_prompt = 0;    // prompt tokens
+  int64_t n_sample = 0;    // tokens drawn
+  int64_t n_eval = 0;      // single-token evaluations
 };
 void print_timings(const Timings& t, size_t model_bytes);  // on stderr, in llama.cpp's wording
 nlohmann::json to_json(const Timings& t);

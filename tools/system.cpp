@@ -4,9 +4,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string_view>
 
@@ -77,6 +80,23 @@ ProcessMemory process_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return {static_cast<size_t>(usage.ru_maxrss) * 1024};
+}
+
+double process_seconds() {
+  // proc(5): after the name in brackets, field 22 of all is the start, in clock ticks since boot.
+  std::ifstream in("/proc/self/stat");
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(text.substr(name_end + 1));
+  constexpr int kFieldsBefore = 19;  // from field 3 on
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
+  double ticks = 0;
+  timespec now{};
+  if (!(fields >> ticks) || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  const double started = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return std::max(0.0, static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started);
 }
 
 SystemMemory system_memory() {

@@ -12,6 +12,9 @@ struct ProcessMemory {
 };
 ProcessMemory process_memory();
 
+// Seconds since this process was started, to a hundredth; 0 when unknown.
+double process_seconds();
+
 struct SystemMemory {
   size_t total = 0, available = 0;     // bytes
   std::optional<size_t> cgroup_limit;  // bytes, where a cgroup sets one

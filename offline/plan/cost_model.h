@@ -11,6 +11,7 @@
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
 // A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace hearth::offline {
@@ -20,6 +21,7 @@ struct CostModel {
   double gpu_bandwidth = 1008e9;  // GPU memory, read
   double cpu_bandwidth = 70e9;    // host memory, read by the team that will run
   double pcie_bandwidth = 25e9;   // host to device
+  double cpu_flops = 0.5e12;      // products of batches on the CPU, operations/s with the model's type of weights
 
   // Share of those that kernels reach: whole matrices, and rows gathered by id.
   double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6;
@@ -33,13 +35,13 @@ struct CostModel {
 
   // Fixed times, seconds, as measured on an H200 in the middle of a token: kernels that do little still take several
   // times a bare kernel's time.
-  double kernel_seconds = 1.3e-6;          // one dependent kernel inside a graph
-  double attention_kernels = 5;            // norm, QKV, rope + cache, attention, output product
-  double ffn_kernels = 8;                  // norm, gates + compaction, down + residual
-  double predictor_kernels = 8;            // two, and the list of neurons
-  double head_kernels = 3;                 // norm, head, argmax
-  double handoff_seconds = 25e-6;          // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
-  double token_seconds = 30e-6;            // launching the graph, sampling
+  double kernel_seconds = 1.3e-6;  // one dependent kernel inside a graph
+  double attention_kernels = 5;    // norm, QKV, rope + cache, attention, output product
+  double ffn_kernels = 8;          // norm, gates + compaction, down + residual
+  double predictor_kernels = 8;    // two, and the list of neurons
+  double head_kernels = 3;         // norm, head, argmax
+  double handoff_seconds = 25e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
+  double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 
   // May the gate row of a neuron be on the GPU while its up and down rows are on the CPU? What the engine can load
@@ -48,6 +50,15 @@ struct CostModel {
 
   // Neurons that a predictor names, for each that is active.
   double predicted_per_active = 1.4;
+
+  // Batches of at least this many tokens are faster when the CPU's weights visit the GPU, which takes bytes / pcie,
+  // than when the CPU multiplies them, which takes max(bytes / cpu, 2 operations a weight and token / cpu_flops).
+  int64_t stream_tokens(double bytes_per_weight) const {
+    constexpr int64_t kFewest = 8;  // fewer are the matrix-vector kernels' work, which do not read staged weights
+    if (cpu_bandwidth <= pcie_bandwidth) return kFewest;
+    const double tokens = bytes_per_weight / pcie_bandwidth * cpu_flops / 2;
+    return std::max(kFewest, static_cast<int64_t>(std::ceil(std::min(tokens, 1e9))));
+  }
 
   double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
   double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }

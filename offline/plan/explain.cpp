@@ -145,8 +145,10 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
   }
   const double streamed = static_cast<double>(plan.host_bytes) / planner.request().cost.pcie_bandwidth;
   if (plan.placement.uses_gpu()) {
-    out += fmt::format("prompts: streaming what is on the host takes {:.0f} ms for each {} tokens\n", 1e3 * streamed,
-                       plan.placement.n_batch);
+    out += fmt::format(
+        "prompts: batches of {} tokens or more stream what is on the host, which takes {:.0f} ms each (up to {} "
+        "tokens); the CPU computes its share of smaller ones\n",
+        planner.stream_tokens(), 1e3 * streamed, plan.placement.n_batch);
   }
   return out;
 }
@@ -227,6 +229,8 @@ json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
             {"gpu_bandwidth", c.gpu_bandwidth},
             {"cpu_bandwidth", c.cpu_bandwidth},
             {"pcie_bandwidth", c.pcie_bandwidth},
+            {"cpu_flops", c.cpu_flops},
+            {"stream_tokens", planner.stream_tokens()},
             {"tokens_per_second", plan.tokens_per_second()},
             {"seconds_per_token", plan.seconds},
             {"seconds_per_token_bound", plan.bound},

@@ -84,7 +84,24 @@ MachineBandwidth cached_bandwidth(const std::optional<std::filesystem::path>& pa
   json cache = path ? read_cache(*path) : json::object();
   if (const auto known = entry(cache, key)) return *known;
   const MachineBandwidth measured = measure();
-  cache[key] = {{"cpu", measured.cpu}, {"gpu", measured.gpu}, {"pcie", measured.pcie}};
+  if (!cache[key].is_object()) cache[key] = json::object();
+  cache[key].update({{"cpu", measured.cpu}, {"gpu", measured.gpu}, {"pcie", measured.pcie}});
+  if (path) write_cache(*path, cache);
+  return measured;
+}
+
+double cached_product_rate(const std::optional<std::filesystem::path>& path, const std::string& key,
+                           const std::string& type, const std::function<double()>& measure) {
+  json cache = path ? read_cache(*path) : json::object();
+  if (!cache[key].is_object()) cache[key] = json::object();
+  json& products = cache[key]["products"];
+  if (!products.is_object()) products = json::object();
+  const auto known = products.find(type);
+  if (known != products.end() && known->is_number()) {
+    if (const double rate = known->get<double>(); rate > 0 && std::isfinite(rate)) return rate;
+  }
+  const double measured = measure();
+  products[type] = measured;
   if (path) write_cache(*path, cache);
   return measured;
 }

@@ -25,4 +25,8 @@ std::string machine_key(int n_threads, const std::string& gpu_name);
 MachineBandwidth cached_bandwidth(const std::optional<std::filesystem::path>& cache, const std::string& key,
                                   const std::function<MachineBandwidth()>& measure);
 
+// The same for the speed of batches of products on the CPU, operations/s with weights of a type.
+double cached_product_rate(const std::optional<std::filesystem::path>& cache, const std::string& key,
+                           const std::string& type, const std::function<double()>& measure);
+
 }  // namespace hearth::offline

@@ -78,6 +78,12 @@ class Planner {
   // Everything on the GPU.
   uint64_t largest_useful_budget() const;
 
+  // Batches of at least this many tokens stream the CPU's neurons (CostModel::stream_tokens).
+  int64_t stream_tokens() const {
+    const LayerShape& l = shape_.layers.front();
+    return request_.cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape_.n_embd));
+  }
+
   const ModelShape& shape() const { return shape_; }
   const Frequencies& frequencies() const { return frequencies_; }
   const PlanRequest& request() const { return request_; }

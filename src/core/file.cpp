@@ -84,14 +84,17 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (std::filesystem::is_directory(path_)) fail("cannot write '{}': it is a directory", path_.string());
   temporary_ = path_;
   temporary_ += fmt::format(".tmp-{}", getpid());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  fd_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644);
+  named_ = fd_ < 0;
+  if (named_) fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) fail("cannot write '{}': {}", path_.string(), std::strerror(errno));
 }
 
 AtomicFile::~AtomicFile() {
   if (fd_ >= 0) {
     ::close(fd_);
-    ::unlink(temporary_.c_str());
+    if (named_) ::unlink(temporary_.c_str());
   }
 }
 
@@ -122,13 +125,17 @@ void AtomicFile::commit() {
   HEARTH_CHECK(fd_ >= 0);
   // Without fsync a crash after the rename may leave an empty file under the final name.
   if (::fsync(fd_) != 0 && errno != EINVAL) fail("cannot write '{}': {}", path_.string(), std::strerror(errno));
-  const int closed = ::close(std::exchange(fd_, -1));
-  const int close_error = errno;
-  if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int reason = closed != 0 ? close_error : errno;
+  int reason = 0;
+  if (!named_) {  // a name to rename from: linking cannot replace what is there
     ::unlink(temporary_.c_str());
-    fail("cannot write '{}': {}", path_.string(), std::strerror(reason));
+    const std::string self = fmt::format("/proc/self/fd/{}", fd_);
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) != 0) reason = errno;
   }
+  if (::close(std::exchange(fd_, -1)) != 0 && reason == 0) reason = errno;
+  if (reason == 0 && ::rename(temporary_.c_str(), path_.c_str()) != 0) reason = errno;
+  if (reason == 0) return;
+  ::unlink(temporary_.c_str());
+  fail("cannot write '{}': {}", path_.string(), std::strerror(reason));
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t limit) {

@@ -31,8 +31,9 @@ class MappedFile {
   std::filesystem::path path_;
 };
 
-// Writes to PATH.tmp-PID beside the target; commit() flushes and renames it onto PATH. Destroyed without commit, it
-// removes the temporary file and leaves PATH as it was. Throws Error with the path and the system's reason (disk full,
+// Writes to a file without a name in the target's folder, which is gone when the process is, however it ends; commit()
+// flushes it and renames it onto PATH. Where the file system has no such files it is PATH.tmp-PID, and removed unless
+// committed. PATH stays as it was until then. Throws Error with the path and the system's reason (disk full,
 // no permission).
 class AtomicFile {
  public:
@@ -50,6 +51,7 @@ class AtomicFile {
  private:
   std::filesystem::path path_, temporary_;
   int fd_ = -1;
+  bool named_ = false;  // the temporary file has its name already
   uint64_t position_ = 0;
 };
 

@@ -64,11 +64,16 @@ std::array<double, kParts> ProfilingDevice::parts() {
   return parts_;
 }
 
+double ProfilingDevice::ffn_beside_hand_offs() {
+  read_clock();
+  return ffn_beside_;
+}
+
 void ProfilingDevice::reset() {
   read_clock();
   rows_.clear();
   parts_ = {};
-  norm_seconds_ = 0;
+  norm_seconds_ = ffn_seconds_ = ffn_beside_ = 0;
 }
 
 void ProfilingDevice::record(const Interval& what, double seconds) {
@@ -81,7 +86,10 @@ void ProfilingDevice::record(const Interval& what, double seconds) {
     norm_seconds_ += seconds;
     return;
   }
-  parts_[static_cast<size_t>(what.part)] += seconds + std::exchange(norm_seconds_, 0.0);
+  const double whole = seconds + std::exchange(norm_seconds_, 0.0);
+  parts_[static_cast<size_t>(what.part)] += whole;
+  if (what.part == Part::wait) ffn_beside_ += ffn_seconds_;
+  ffn_seconds_ = what.part == Part::ffn ? ffn_seconds_ + whole : 0;
 }
 
 void ProfilingDevice::read_clock() {
@@ -96,12 +104,11 @@ template <typename F>
 void ProfilingDevice::timed(std::string operation, Part part, size_t weight_bytes, F&& work) {
   if (!enabled_) return work();
   if (clock_ != nullptr) {
-    if (intervals_.size() >= kUnreadStamps) read_clock();
-    if (intervals_.empty() && !norm_pending_) clock_->stamp();
+    if (intervals_.size() >= kUnreadStamps && held_.empty()) read_clock();
+    if (intervals_.empty() && held_.empty()) clock_->stamp();
     work();
     clock_->stamp();
-    if (std::exchange(norm_pending_, false)) operation = "norm, " + operation;
-    intervals_.push_back({std::move(operation), part, weight_bytes});
+    intervals_.push_back({std::exchange(held_, {}) + operation, part, weight_bytes});
     return;
   }
   inner_.synchronize();
@@ -124,15 +131,18 @@ void ProfilingDevice::embed(const Matrix& table, const int32_t* ids, const Matri
   timed("embed", Part::other, 0, [&] { inner_.embed(table, ids, positions, pos, position_offset, T, x); });
 }
 
-// A device with a clock may do the norm inside the operation that reads it: no stamp in between.
+// A device with a clock may do some operations inside the one that follows: no stamp in between.
+template <typename F>
+void ProfilingDevice::with_next(const char* operation, Part part, F&& work) {
+  if (!enabled_ || clock_ == nullptr) return timed(operation, part, 0, work);
+  if (intervals_.size() >= kUnreadStamps && held_.empty()) read_clock();
+  if (intervals_.empty() && held_.empty()) clock_->stamp();
+  held_ += std::string(operation) + ", ";
+  work();
+}
+
 void ProfilingDevice::norm(const NormArgs& args, const float* x, int64_t T, Act out) {
-  if (!enabled_ || clock_ == nullptr) {
-    return timed("norm", Part::other, 0, [&] { inner_.norm(args, x, T, out); });
-  }
-  if (intervals_.size() >= kUnreadStamps && !norm_pending_) read_clock();
-  if (intervals_.empty() && !norm_pending_) clock_->stamp();
-  norm_pending_ = true;
-  inner_.norm(args, x, T, out);
+  with_next("norm", Part::other, [&] { inner_.norm(args, x, T, out); });
 }
 
 void ProfilingDevice::quantize(Act a, int64_t T, int64_t n) {
@@ -150,7 +160,7 @@ void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t 
 }
 
 void ProfilingDevice::rope_kv(const RopeKvArgs& args, int64_t T) {
-  timed("rope_kv", Part::attention, 0, [&] { inner_.rope_kv(args, T); });
+  with_next("rope_kv", Part::attention, [&] { inner_.rope_kv(args, T); });
 }
 void ProfilingDevice::attention(const AttentionArgs& args, int64_t T, Act out) {
   timed("attention", Part::attention, 0, [&] { inner_.attention(args, T, out); });

@@ -47,6 +47,8 @@ class ProfilingDevice final : public ForwardingDevice {
   std::vector<Row> rows();
   // Seconds by Part.
   std::array<double, kParts> parts();
+  // Of Part::ffn, what ran between a hand-off and the wait for its answer.
+  double ffn_beside_hand_offs();
   void reset();
 
   void upload(void* device, const void* host, size_t bytes) override;
@@ -82,6 +84,8 @@ class ProfilingDevice final : public ForwardingDevice {
   };
   template <typename F>
   void timed(std::string operation, Part part, size_t weight_bytes, F&& work);
+  template <typename F>
+  void with_next(const char* operation, Part part, F&& work);
   void record(const Interval& what, double seconds);
   void read_clock();
 
@@ -90,7 +94,9 @@ class ProfilingDevice final : public ForwardingDevice {
   std::map<std::string, Row> rows_;
   std::array<double, kParts> parts_{};
   double norm_seconds_ = 0;          // of norms that wait for what they belong to
-  bool norm_pending_ = false;        // with a clock: an operation that may take the norm with it is to come
+  double ffn_seconds_ = 0;           // since the last part that was not the FFN's
+  double ffn_beside_ = 0;            // followed by a wait
+  std::string held_;                 // with a clock: operations that the next one may take with it, "norm, "
   std::vector<Interval> intervals_;  // stamped, not read
   DeviceBuffer unused_sum_;          // where an answer goes that is only waited for
 };

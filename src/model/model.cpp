@@ -1,12 +1,15 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <thread>
 
 #include "core/error.h"
+#include "core/thread_team.h"
 #include "model/predictors.h"
 
 namespace hearth::model {
@@ -260,8 +263,8 @@ void transpose_tiled(const T* in, int64_t rows, int64_t cols, T* out) {
   }
 }
 
+// Into `storage`, of m.bytes().
 Matrix transposed(const Matrix& m, HostBuffer& storage) {
-  storage = HostBuffer(m.bytes());
   if (m.type == DType::f32) {
     transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, storage.as<uint32_t>());
   } else {
@@ -309,14 +312,27 @@ std::optional<std::string> Model::prepare_sparse() {
           traits(down.type).name);
     }
   }
+  // Layer by layer on every core: it is reading the file, for most of a large model's loading time otherwise.
+  std::vector<size_t> layers, storage;
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    FfnShard& f = weights_.layers[i].ffn;
-    if (!f.down) continue;
-    owned_matrices_.emplace_back();
-    f.down_t = transposed(f.down, owned_matrices_.back());
-    f.down = {};
-    if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", i))) file_->dont_need(*t);
+    const Matrix& down = weights_.layers[i].ffn.down;
+    if (!down) continue;
+    layers.push_back(i), storage.push_back(owned_matrices_.size());
+    owned_matrices_.emplace_back(down.bytes());
   }
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t k = next++; k < layers.size(); k = next++) {
+      FfnShard& f = weights_.layers[layers[k]].ffn;
+      f.down_t = transposed(f.down, owned_matrices_[storage[k]]);
+      f.down = {};
+      if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", layers[k]))) file_->dont_need(*t);
+    }
+  };
+  const size_t n_threads = std::min(layers.size(), static_cast<size_t>(cpu_topology().physical));
+  std::vector<std::jthread> threads;
+  for (size_t t = 1; t < n_threads; ++t) threads.emplace_back(work);
+  work();
   return std::nullopt;
 }
 

@@ -1,5 +1,9 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "core/error.h"
@@ -38,6 +42,24 @@ TEST(AtomicFile, AbandonedLeavesTheOldFileAndNoOther) {
     f.write("new", 3);
   }
   EXPECT_EQ(read_text_file(dir / "a"), "old");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+// Nothing has a name before commit(), so that nothing stays behind when the process is killed.
+TEST(AtomicFile, HasNoNameWhileItIsWritten) {
+  const test::TempDir dir;
+  AtomicFile f(dir / "a");
+  f.write("new", 3);
+  const auto entries = std::distance(std::filesystem::directory_iterator(dir.path()), {});
+  const int unnamed = ::open(dir.path().c_str(), O_TMPFILE | O_WRONLY, 0600);
+  if (unnamed < 0) GTEST_SKIP() << "this file system has no files without a name: " << std::strerror(errno);
+  ::close(unnamed);
+  EXPECT_EQ(entries, 0);
+  // The name that it takes for a moment may be left from a process of the same number.
+  std::ofstream(dir / fmt::format("a.tmp-{}", getpid())) << "left";
+  std::ofstream(dir / "a") << "old";
+  f.commit();
+  EXPECT_EQ(read_text_file(dir / "a"), "new");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
