@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "text/stream_decoder.h"
+#include "tools/system.h"
 
 namespace hearth::tools {
 namespace {
@@ -96,7 +97,9 @@ class Generation {
     for (const int32_t id : prompt) sampler_.accept(id);
     result_.ending = Ending::length;
     if (options_.n_predict == 0) return std::nullopt;
-    return draw(logits);
+    const int32_t first = draw(logits);
+    result_.timings.first_token = process_seconds();
+    return first;
   }
 
   int32_t evaluate(int32_t id) {
