@@ -128,7 +128,7 @@ std::string flags_to_copy(const Options& o, const offline::CurveSetting& chosen)
   std::string flags = fmt::format("hearth run -m {}", o.model);
   if (o.sidecar) flags += fmt::format(" --sidecar {}", *o.sidecar);
   if (o.vram_budget && *o.vram_budget > 0) flags += fmt::format(" --vram-budget {}", *o.vram_budget);
-  return flags +
+  return flags + " --sparsity exact" +  // what was measured: no predictor leaves out more
          (chosen.global ? fmt::format(" --sparse-threshold {}", *chosen.global) : " --sparse-threshold sidecar");
 }
 
