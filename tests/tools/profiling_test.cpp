@@ -53,7 +53,9 @@ TEST(ProfilingDevice, SameLogitsAndEveryOperationCounted) {
   double sum = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     sum += rows[i].seconds;
-    if (i > 0) EXPECT_GE(rows[i - 1].seconds, rows[i].seconds);
+    if (i > 0) {
+      EXPECT_GE(rows[i - 1].seconds, rows[i].seconds);
+    }
   }
   const auto parts = profiler.parts();
   EXPECT_NEAR(std::accumulate(parts.begin(), parts.end(), 0.0), sum, 1e-9);
@@ -119,6 +121,7 @@ TEST(ProfilingDevice, ADeviceWithAClockIsNotWaitedFor) {
   const std::map<std::string, int64_t> calls = calls_of(profiler);
   EXPECT_EQ(calls.at("norm, matmul 128x64 f32"), 2 * kTokens) << "a norm and what reads it are one";
   EXPECT_EQ(calls.at("norm, ffn_sparse 96x64 f32"), 2 * kTokens);
+  EXPECT_EQ(calls.at("rope_kv, attention"), 2 * kTokens);
   EXPECT_EQ(calls.count("norm"), 0u);
 }
 
