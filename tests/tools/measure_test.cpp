@@ -201,6 +201,7 @@ TEST_F(Measure, BenchProfile) {
   for (const char* text : {"ffn_dense 96x64 f32", "ffn_sparse 96x64 f32", "matmul 128x64 f32", "attention", "sum"}) {
     EXPECT_NE(table.find(text), std::string::npos) << text << " is missing in\n" << table;
   }
+  EXPECT_EQ(table.find("cold"), std::string::npos) << "nothing is divided";
 }
 
 TEST(Bench, MeanAndFlops) {
@@ -218,7 +219,7 @@ TEST(Bench, MeanAndFlops) {
 TEST(Doctor, TellsWhatThereIs) {
   const Outcome text = hearth({"doctor", "-t", "1"});
   EXPECT_EQ(text.status, 0) << text.err;
-  for (const char* word : {"CPU", "kernels", "physical cores", "memory reads", "huge pages", "GPU"}) {
+  for (const char* word : {"CPU", "kernels", "physical cores", "memory reads", "batches", "huge pages", "GPU"}) {
     EXPECT_NE(text.out.find(word), std::string::npos) << word;
   }
   const Outcome o = hearth({"doctor", "--json", "-t", "1"});
@@ -227,6 +228,8 @@ TEST(Doctor, TellsWhatThereIs) {
   EXPECT_GT(j["memory"]["read_bytes_per_second"].get<double>(), 1e8);
   EXPECT_EQ(j["memory"]["read_threads"], 1);
   EXPECT_GE(j["cpu"]["physical_cores"].get<int>(), 1);
+  for (const char* type : {"f16", "q8_0", "q4_0"})
+    EXPECT_GT(j["cpu"]["batch_operations_per_second"][type].get<double>(), 1e8) << type;
   EXPECT_TRUE(!j["gpus"].empty() || j["no_gpu"].is_string());
 }
 

@@ -56,6 +56,7 @@ class Program {
   // What it has printed so far.
   std::string out() const { return slurp(files_ / "out"); }
   void signal(int number) const { kill(pid_, number); }
+  pid_t pid() const { return pid_; }
   // Waits until it has printed `n` bytes on stdout; false after a minute, or when it ended before.
   bool wait_for_output(size_t n) {
     for (int i = 0; i < 6000; ++i) {
