@@ -19,6 +19,7 @@
 #include "offline/predictor/choose.h"
 #include "offline/predictor/compare.h"
 #include "offline/predictor/evaluate.h"
+#include "offline/predictor/fit_layers.h"
 #include "text/tokenizer.h"
 #include "tools/commands.h"
 #include "tools/common.h"
@@ -35,11 +36,13 @@ struct Options {
   std::optional<std::string> activation;
   int64_t tokens = 0, window = 512;
   float threshold = 0;
+  SparseThreshold sparse_threshold;  // of eval
   int gpu = 0, threads = 0;
   bool json = false, quiet = false, verbose = false;
   // fit
   std::string method = "auto", rank = "auto", type = "auto", input = "ffn_input", read_by = "cpu";
-  double recall = 0.99;
+  double recall = 0.99, sample_memory = 4;
+  std::string layers = "all";
   // compare
   std::vector<std::string> tests, candidates;
   std::string directory;
@@ -103,12 +106,16 @@ DType parse_type(const std::string& name) {
   throw CLI::RuntimeError(kInterruptedStatus);
 }
 
-// Runs texts through the model. Half the samples would make another predictor: Ctrl-C ends the program.
-offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, const std::vector<std::string>& files,
-                        int64_t tokens, bool only_validate) {
+offline::Corpus corpus_of(const Options& o, const model::Model& m, const std::vector<std::string>& files) {
   const auto tokenizer = text::Tokenizer::load(m.file());
   const std::vector<std::filesystem::path> paths(files.begin(), files.end());
-  const offline::Corpus corpus = offline::read_corpus(paths, *tokenizer, {.window = o.window, .heldout_every = 0});
+  return offline::read_corpus(paths, *tokenizer, {.window = o.window, .heldout_every = 0});
+}
+
+// Runs texts through the model, for `compare`. Half the samples would make another predictor: Ctrl-C ends the program.
+offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, const std::vector<std::string>& files,
+                        int64_t tokens, bool only_validate) {
+  const offline::Corpus corpus = corpus_of(o, m, files);
   const std::unique_ptr<Device> device = make_device(o, team);
   offline::SampleOptions options;
   options.max_tokens = tokens, options.window = o.window, options.input = parse_input(o.input);
@@ -116,14 +123,13 @@ offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, con
   log::info("gathering the inputs of {}'s FFNs on {}", m.config().name, device->name());
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
-  offline::Samples samples =
-      offline::gather_samples(m, *device, corpus, options, [&](const offline::SampleProgress& p) {
-        if (!progress) progress.emplace(p.tokens_total);
-        progress->update(p.tokens_done, fmt::format("{:.0f} tokens/s", static_cast<double>(p.tokens_done) / p.seconds));
-        return !interrupt.requested();
-      });
-  if (interrupt.requested()) interrupted();
-  return samples;
+  auto samples = offline::gather_samples(m, *device, corpus, options, [&](const offline::SampleProgress& p) {
+    if (!progress) progress.emplace(p.tokens_total);
+    progress->update(p.tokens_done, fmt::format("{:.0f} tokens/s", static_cast<double>(p.tokens_done) / p.seconds));
+    return !interrupt.requested();
+  });
+  if (!samples) interrupted();
+  return std::move(*samples);
 }
 
 offline::Candidate make_candidate(const std::string& method, const std::string& rank, const std::string& type) {
@@ -160,47 +166,120 @@ std::vector<offline::Candidate> candidates_of(const Options& o, const model::Mod
   return all;
 }
 
+// "3" or "0-7"
+void parse_layers(const std::string& text, size_t n_layer, offline::FitPlan& plan) {
+  size_t first = 0, last = n_layer - 1;
+  if (text != "all") {
+    const size_t dash = text.find('-');
+    const auto number = [&](const std::string& part) {
+      size_t value = 0;
+      const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+      if (error != std::errc() || end != part.data() + part.size() || value >= n_layer) {
+        fail("--layers is '{}', expected all, N or N-M with numbers from 0 to {}", text, n_layer - 1);
+      }
+      return value;
+    };
+    first = number(text.substr(0, dash));
+    last = dash == std::string::npos ? first : number(text.substr(dash + 1));
+    if (last < first) fail("--layers is '{}', expected the lower number first", text);
+  }
+  plan.first_layer = first, plan.n_layers = last - first + 1;
+}
+
+offline::FitPlan make_plan(const Options& o, const model::Model& m) {
+  offline::FitPlan plan;
+  plan.fit.recall = o.recall, plan.fit.threshold = o.threshold;
+  plan.samples.max_tokens = o.tokens, plan.samples.window = o.window, plan.samples.input = parse_input(o.input);
+  plan.candidates = candidates_of(o, m);
+  plan.for_gpu = o.read_by == "gpu";
+  plan.sample_bytes = static_cast<uint64_t>(o.sample_memory * (1 << 30));
+  parse_layers(o.layers, m.weights().layers.size(), plan);
+  return plan;
+}
+
+// Progress of a fit on stderr, and Ctrl-C.
+class FitProgress final : public offline::FitListener {
+ public:
+  FitProgress(const offline::FitPlan& plan, size_t done) : plan_(plan), done_(done) {}
+  void gathering(size_t first, size_t n, const offline::SampleProgress& p) override {
+    if (!tokens_) {
+      log::info("gathering the inputs of layers {} to {}", first, first + n - 1);
+      if (p.tokens_before > 0) log::info("{} tokens were gathered by an earlier run", p.tokens_before);
+      tokens_.emplace(p.tokens_total);
+    }
+    const double rate = static_cast<double>(p.tokens_done - p.tokens_before) / p.seconds;
+    tokens_->update(p.tokens_done, fmt::format("{:.0f} tokens/s", rate));
+    if (p.tokens_done == p.tokens_total) tokens_.reset();
+  }
+  void fitted(size_t layer, const offline::ChosenPredictor& chosen) override {
+    const model::PredictorFigures& f = chosen.predictor.figures;
+    if (!layers_) layers_.emplace(static_cast<int64_t>(plan_.n_layers));
+    layers_->update(static_cast<int64_t>(++done_),
+                    fmt::format("layer {}: {}, recall {:.2f} % of the loss, {:.2f} × the active neurons", layer,
+                                chosen.candidate.name(), 100 * f.loss_recall, f.predicted_density / f.density));
+    if (static_cast<double>(f.loss_recall) < plan_.fit.recall) {
+      log::warn("layer {}: no predictor reaches a recall of {}; the best keeps {:.4f} of the loss", layer,
+                plan_.fit.recall, f.loss_recall);
+    }
+  }
+  bool keep_going() override { return !interrupt_.requested(); }
+
+ private:
+  const offline::FitPlan& plan_;
+  size_t done_;
+  std::optional<Progress> tokens_, layers_;
+  InterruptGuard interrupt_;
+};
+
 void fit(const Options& o) {
   set_logging(o.quiet, o.verbose);
   model::Model m = model::Model::load(o.model, {o.activation});
   const std::filesystem::path path = sidecar_of(o);
   model::Sidecar sidecar = std::filesystem::exists(path) ? *model::Sidecar::find(m.file(), m.config(), path)
                                                          : model::Sidecar::empty_for(m.file(), m.config());
-  const std::vector<offline::Candidate> candidates = candidates_of(o, m);
+  const offline::FitPlan plan = make_plan(o, m);
+  const offline::Corpus corpus = corpus_of(o, m, o.texts);
+  offline::layers_at_once(m, corpus, plan);  // refuses before anything is written what cannot be
+  for (const offline::Candidate& c : plan.candidates) offline::check_candidate(c, m.config().n_embd);
   ThreadTeam team(o.threads);
-  const offline::Samples samples = gather(o, m, team, o.texts, o.tokens, false);
   const Fitting fitting = make_fitting(o, team);
-  offline::FitOptions options;
-  options.recall = o.recall, options.threshold = o.threshold;
-  const InterruptGuard interrupt;
-  Progress progress(m.config().n_layer);
-  for (size_t layer = 0; layer < m.weights().layers.size(); ++layer) {
-    offline::LayerFit layer_fit(m, layer, samples, options, *fitting.products, team);
-    auto chosen = offline::choose_predictor(layer_fit, candidates, m.weights().layers[layer].ffn, offline::CostModel{},
-                                            o.read_by == "gpu", [&] { return !interrupt.requested(); });
-    if (!chosen) interrupted();
-    const model::PredictorFigures& f = chosen->predictor.figures;
-    progress.update(static_cast<int64_t>(layer) + 1,
-                    fmt::format("layer {}: {}, recall {:.2f} % of the loss, {:.2f} × the active neurons", layer,
-                                chosen->candidate.name(), 100 * f.loss_recall, f.predicted_density / f.density));
-    if (static_cast<double>(f.loss_recall) < o.recall) {
-      log::warn("layer {}: no predictor reaches a recall of {}; the best keeps {:.4f} of the loss", layer, o.recall,
-                f.loss_recall);
+  const offline::FitWork work(offline::FitWork::directory_for(path), offline::fit_key(m, corpus, plan), m);
+  size_t done = 0;
+  for (size_t l = plan.first_layer; l < plan.first_layer + plan.n_layers; ++l) done += work.has(l) ? 1 : 0;
+  if (done > 0) log::info("{} of {} layers were fitted by an earlier run", done, plan.n_layers);
+  {
+    FitProgress progress(plan, done);
+    const offline::FitHardware hardware{[&] { return make_device(o, team); }, *fitting.products, team};
+    if (!offline::fit_layers(m, corpus, plan, work, hardware, progress)) {
+      log::info("interrupted; the same command goes on from what '{}' holds", work.directory().string());
+      throw CLI::RuntimeError(kInterruptedStatus);
     }
-    sidecar.new_predictors.push_back(std::move(chosen->predictor));
   }
+  // Other layers keep the predictors that they have.
+  if (sidecar.file != nullptr && model::has_predictors(*sidecar.file)) {
+    for (const model::StoredPredictor& p : model::read_predictors(*sidecar.file, sidecar.n_embd, sidecar.n_ff)) {
+      sidecar.new_predictors.push_back(offline::owned_copy(p));
+    }
+  }
+  sidecar.new_predictors.resize(m.weights().layers.size());
+  for (size_t l = plan.first_layer; l < plan.first_layer + plan.n_layers; ++l) sidecar.new_predictors[l] = work.load(l);
   sidecar.write(path);
-  log::info("{}: predictors of {} layers", path.string(), sidecar.new_predictors.size());
+  work.remove();
+  log::info("{}: predictors of {} layers", path.string(), plan.n_layers);
+  log::debug("products took at most {:.2f} GiB on {}", static_cast<double>(fitting.products->peak_bytes()) / (1 << 30),
+             fitting.products->name());
 }
 
 void eval(const Options& o) {
   set_logging(o.quiet, o.verbose);
   model::Model m = model::Model::load(o.model, {o.activation});
   const std::filesystem::path path = sidecar_of(o);
+  std::optional<model::Sidecar> sidecar;
   if (!o.sidecar.empty() || std::filesystem::exists(path)) {
-    const auto sidecar = model::Sidecar::find(m.file(), m.config(), path);
+    sidecar = model::Sidecar::find(m.file(), m.config(), path);
     model::attach_predictors(m, *sidecar);
   }
+  const ChosenThresholds thresholds = choose_thresholds(m, sidecar ? &*sidecar : nullptr, o.sparse_threshold, true);
   const auto tokenizer = text::Tokenizer::load(m.file());
   std::vector<int32_t> ids;
   for (const std::string& file : o.texts) {
@@ -212,7 +291,7 @@ void eval(const Options& o) {
   const auto dense = cpu::make_device(team), sparse = cpu::make_device(team);
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
-  const offline::EvaluationOptions options{o.window, o.tokens, o.threshold};
+  const offline::EvaluationOptions options{o.window, o.tokens, thresholds.by_layer};
   const offline::Evaluation e =
       offline::evaluate_predictors(m, *dense, *sparse, ids, bos, options, [&](const offline::EvaluationProgress& p) {
         if (!progress) progress.emplace(p.tokens_total);
@@ -299,12 +378,16 @@ void add_common(CLI::App& sub, Options& o, const char* tokens) {
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 20))
       ->capture_default_str()
       ->group("Text");
+  add_thread_option(sub, o.threads);
+  add_logging_options(sub, o.quiet, o.verbose);
+}
+
+// Of what predictors are made for.
+void add_activity(CLI::App& sub, Options& o) {
   sub.add_option("--sparse-threshold", o.threshold, "A neuron is active when |act(gate)| exceeds this")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group("Predictor");
-  add_thread_option(sub, o.threads);
-  add_logging_options(sub, o.quiet, o.verbose);
 }
 
 void add_sidecar(CLI::App& sub, Options& o) {
@@ -351,12 +434,23 @@ void register_fit(CLI::App& top) {
              "thresholds (0: all)");
   add_sidecar(*sub, *o);
   add_kind(*sub, *o);
+  add_activity(*sub, *o);
   sub->add_option("--for", o->read_by, "Whose bandwidth `auto` counts with: cpu or gpu")
       ->check(CLI::IsMember({"cpu", "gpu"}))
       ->capture_default_str()
       ->group("Predictor");
+  sub->add_option("--layers", o->layers, "Only these: all, N, or N-M; the others keep what they have")
+      ->capture_default_str()
+      ->group("Predictor");
+  sub->add_option(
+         "--sample-memory", o->sample_memory,
+         "GiB that gathered inputs may take, on disk beside the sidecar and mapped; when all layers' are more, "
+         "the texts are run through the model several times")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group("Hardware");
   sub->footer(
-      "Ctrl-C leaves the sidecar as it was.\n"
+      "Ctrl-C leaves the sidecar as it was; the same command goes on where it was, from SIDECAR.fit.\n"
       "Example: hearth predictor fit -m model.gguf -f books.txt --method svd --rank 256 --type q8_0");
   sub->callback([o] { fit(*o); });
 }
@@ -367,6 +461,7 @@ void register_eval(CLI::App& top) {
   CLI::App* sub = top.add_subcommand("eval", "Measure a model's predictors on a text");
   add_common(*sub, *o, "Stop after this many tokens (0: all)");
   add_sidecar(*sub, *o);
+  add_threshold_option(*sub, o->sparse_threshold);
   sub->add_flag("--json", o->json, "Print JSON")->group("General");
   sub->footer("Example: hearth predictor eval -m model.gguf -f heldout.txt");
   sub->callback([o] { eval(*o); });
@@ -378,6 +473,7 @@ void register_compare(CLI::App& top) {
   CLI::App* sub = top.add_subcommand("compare", "Compare kinds of predictors on texts they were not made from");
   add_common(*sub, *o, "Tokens to make them from, spread over the texts (0: all)");
   add_kind(*sub, *o);
+  add_activity(*sub, *o);
   sub->add_option("--test", o->tests, "Texts to compare on")->required()->type_name("FILE")->group("Text");
   sub->add_option("--test-tokens", o->test_tokens, "Tokens of each, spread over the text (0: all)")
       ->check(CLI::NonNegativeNumber)

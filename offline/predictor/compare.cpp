@@ -67,7 +67,7 @@ std::optional<std::vector<ComparedCandidate>> compare_candidates(
       }
       for (size_t text = 0; text < texts.size(); ++text) {
         const LayerSamples& s = texts[text].samples.at(Part::validate, layer);
-        const auto& read = fit.input() == model::PredictorInput::ffn_input ? s.ffn : s.read_by_predictor();
+        const auto read = fit.input() == model::PredictorInput::ffn_input ? s.ffn : s.read_by_predictor();
         const auto tallies =
             tallies_on(fit.truth(), view.weights, thresholds, {s.ffn, read}, model.config().n_embd, products, team);
         for (size_t t = 0; t < targets.size(); ++t) result[i].points[t].texts[text] += tallies[t];

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "offline/profile/counting_device.h"
+#include "offline/profile/ffn_probe.h"
 
 namespace hearth::offline {
 
@@ -68,7 +68,7 @@ LayerFit::LayerFit(const model::Model& model, size_t layer, const Samples& sampl
   truth_.keep(samples.at(Part::validate, layer).ffn);
 }
 
-const std::vector<f16_t>& LayerFit::read(Part part) const {
+std::span<const f16_t> LayerFit::read(Part part) const {
   const LayerSamples& s = samples_.at(part, layer_);
   return input_ == PredictorInput::ffn_input ? s.ffn : s.read_by_predictor();
 }
@@ -183,16 +183,18 @@ PredictorData LayerFit::mlp(const Candidate& c) {
   return p;
 }
 
-PredictorData LayerFit::weights(const Candidate& c) {
-  const bool ranked = c.method == FitMethod::svd || c.method == FitMethod::mlp;
-  if (ranked) {
-    const int64_t most = c.method == FitMethod::svd ? n_embd_ : 2 * std::min<int64_t>(n_embd_, kWholeRank);
-    const int block = std::max(2, traits(c.type).block_size);
-    if (c.rank < 1 || c.rank > most || c.rank % block != 0) {
-      fail("rank {} is impossible for {} in {}: expected a multiple of {} up to {}", c.rank, to_string(c.method),
-           traits(c.type).name, block, most);
-    }
+void check_candidate(const Candidate& c, int64_t n_embd) {
+  if (c.method != FitMethod::svd && c.method != FitMethod::mlp) return;
+  const int64_t most = c.method == FitMethod::svd ? n_embd : 2 * std::min<int64_t>(n_embd, kWholeRank);
+  const int block = std::max(2, traits(c.type).block_size);
+  if (c.rank < 1 || c.rank > most || c.rank % block != 0) {
+    fail("rank {} is impossible for {} in {}: expected a multiple of {} up to {}", c.rank, to_string(c.method),
+         traits(c.type).name, block, most);
   }
+}
+
+PredictorData LayerFit::weights(const Candidate& c) {
+  check_candidate(c, n_embd_);
   PredictorData p;
   switch (c.method) {
     case FitMethod::svd:

@@ -27,6 +27,9 @@ struct Candidate {
   std::string name() const;  // "svd 128 q8_0", "sign"
 };
 
+// Throws Error when a layer of this width cannot have it: a rank beyond its size, or no multiple of the type's block.
+void check_candidate(const Candidate& candidate, int64_t n_embd);
+
 constexpr int64_t kWholeRank = 1024;  // ranks up to this come from one decomposition
 
 struct FitOptions {
@@ -42,8 +45,7 @@ class LayerFit {
   LayerFit(const model::Model& model, size_t layer, const Samples& samples, const FitOptions& options,
            Products& products, ThreadTeam& team);
 
-  // Weights only, no thresholds yet. Throws Error when the candidate is impossible here (a rank beyond the layer's size
-  // or no multiple of the type's block).
+  // Weights only, no thresholds yet. Throws Error when the candidate is impossible here.
   model::PredictorData weights(const Candidate& candidate);
   Calibration calibrated(const Predictor& predictor);
   // With thresholds and figures for the wanted recall.
@@ -59,7 +61,7 @@ class LayerFit {
   const predictor::InputMoments& moments();
   const predictor::LowRank& low_rank(int64_t rank);
   CalibrationInputs inputs(Part part) const;
-  const std::vector<f16_t>& read(Part part) const;
+  std::span<const f16_t> read(Part part) const;
   const Matrix& gate();
   std::vector<float> importance();
   std::vector<float> losses_by_token(Part part);  // [T][n_ff]

@@ -27,8 +27,8 @@ TEST(DemoPredictors, KeepTheLossWithFewNeuronsAndFewBytes) {
              sparse = cpu::make_device(team);
   const std::vector<std::filesystem::path> texts = {shared / "text/stories-calibration.txt"};
   const Corpus corpus = read_corpus(texts, *tokenizer, {.window = 256, .heldout_every = 0});
-  const Samples samples = gather_samples(m, *device, corpus, {.max_tokens = 6000, .window = 256},
-                                         [](const SampleProgress&) { return true; });
+  const Samples samples = *gather_samples(m, *device, corpus, {.max_tokens = 6000, .window = 256},
+                                          [](const SampleProgress&) { return true; });
   predictor::HostProducts products(*fitting, team);
   const std::string heldout = read_text_file(shared / "text/stories-heldout.txt").substr(0, 12000);
   const std::vector<int32_t> ids = tokenizer->encode(heldout, {.add_special = false});

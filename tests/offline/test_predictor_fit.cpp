@@ -31,7 +31,7 @@ Samples gather(model::Model& m, const Corpus& corpus, SampleOptions options = {}
   ThreadTeam team(2);
   const auto device = cpu::make_device(team);
   options.window = 64;
-  return gather_samples(m, *device, corpus, options, [](const SampleProgress&) { return true; });
+  return *gather_samples(m, *device, corpus, options, [](const SampleProgress&) { return true; });
 }
 
 // Everything fitting needs, with the model.

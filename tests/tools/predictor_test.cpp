@@ -41,6 +41,29 @@ TEST_F(PredictorProgram, FitThenEval) {
   EXPECT_NE(table.out.find("svd 32 q8_0"), std::string::npos) << table.out;
 }
 
+// One layer after the other, in runs of their own, is all of them; what is not asked for stays.
+TEST_F(PredictorProgram, FitsLayersInTurn) {
+  const auto fit = [&](std::vector<std::string> more) {
+    std::vector<std::string> args = {"predictor", "fit",      "-m",  model_,   "-f",
+                                     text_,       "--method", "svd", "--type", "q8_0"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome o = hearth(args);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "m.sparse.gguf.fit"));
+  };
+  const auto layers = [&] {
+    const Outcome o = hearth({"predictor", "eval", "-m", model_, "-f", text_, "-c", "32", "--json"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    return nlohmann::json::parse(o.out)["layers"];
+  };
+  fit({"--rank", "32", "--layers", "1"});
+  EXPECT_EQ(layers()[0]["bytes"], 0);
+  EXPECT_EQ(layers()[1]["rank"], 32);
+  fit({"--rank", "64", "--layers", "0-0", "--sample-memory", "0.001"});
+  EXPECT_EQ(layers()[0]["rank"], 64);
+  EXPECT_EQ(layers()[1]["rank"], 32);
+}
+
 TEST_F(PredictorProgram, Compare) {
   const Outcome c = hearth({"predictor", "compare", "-m", model_, "-f", text_, "--test", text_, "-o",
                             dir_.path().string(), "--candidate", "sign", "svd:32:f16", "gate-bits:q4_0"});
@@ -64,7 +87,13 @@ TEST_F(PredictorProgram, WrongFlagsAreOneLine) {
   EXPECT_NE(message({"--method", "svd", "--rank", "32", "--type", "q9_9"}).find("unknown type 'q9_9'"),
             std::string::npos);
   EXPECT_NE(message({"--method", "svd", "--rank", "4096"}).find("up to 64"), std::string::npos);
+  for (const char* layers : {"2", "0-2", "1-0", "a", "0-", "-1"}) {
+    EXPECT_NE(message({"--method", "sign", "--layers", layers}).find("--layers is '"), std::string::npos) << layers;
+  }
+  EXPECT_NE(message({"--method", "sign", "--sample-memory", "0.000001"}).find("give fewer --tokens"),
+            std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "m.sparse.gguf"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "m.sparse.gguf.fit"));
 }
 
 }  // namespace
