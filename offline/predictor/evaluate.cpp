@@ -20,8 +20,10 @@ using Clock = std::chrono::steady_clock;
 // active ones those were.
 class PredictingDevice final : public FfnProbe {
  public:
-  PredictingDevice(Device& inner, const model::Model& model, float threshold, std::vector<EvaluatedLayer>& layers)
-      : FfnProbe(inner, model), threshold_(threshold), layers_(layers) {
+  PredictingDevice(Device& inner, const model::Model& model, const std::vector<float>& thresholds,
+                   std::vector<EvaluatedLayer>& layers)
+      : FfnProbe(inner, model), thresholds_(thresholds), layers_(layers) {
+    HEARTH_CHECK(thresholds.empty() || thresholds.size() == layers.size());
     HEARTH_CHECK(inner.is_host(), "activations are looked at in host memory");
     for (const model::LayerWeights& l : model.weights().layers) down_norms_.push_back(down_row_norms(l.ffn));
   }
@@ -59,7 +61,7 @@ class PredictingDevice final : public FfnProbe {
         inner_.predict(p.weights, row(read, t), {.n_first = shard.n(), .first = {ids_.data(), &count}});
         layers_[layer].seconds += std::chrono::duration<double>(Clock::now() - start).count();
         tally(shard, layer, t, count);
-        const SparseArgs sparse{.threshold = threshold_, .predicted = ids_.data(), .n_predicted = &count};
+        const SparseArgs sparse{.threshold = threshold_of(layer), .predicted = ids_.data(), .n_predicted = &count};
         inner_.ffn_sparse(shard, sparse, row(in, t), y_bias, y + t * n);
       }
       layers_[layer].tokens += T;
@@ -68,6 +70,8 @@ class PredictingDevice final : public FfnProbe {
   }
 
  private:
+  float threshold_of(size_t layer) const { return thresholds_.empty() ? 0.0f : thresholds_[layer]; }
+
   bool reads(PredictorInput input) const {
     const auto& all = model_.weights().layers;
     return std::any_of(all.begin(), all.end(),
@@ -89,7 +93,7 @@ class PredictingDevice final : public FfnProbe {
 
   // Token t of the batch, whose predicted neurons are the first `count` of ids_.
   void tally(const FfnShard& shard, size_t layer, int64_t t, int32_t count) {
-    const NeuronRule rule{shard.act, shard.act_threshold, shard.up_relu, threshold_};
+    const NeuronRule rule{shard.act, shard.act_threshold, shard.up_relu, threshold_of(layer)};
     const int64_t n_ff = shard.n();
     predictor::Tally& tally = layers_[layer].tally;
     tally.n += n_ff, tally.predicted += count;
@@ -113,7 +117,7 @@ class PredictingDevice final : public FfnProbe {
     HEARTH_CHECK(next == count, "predicted ids are not ascending");
   }
 
-  float threshold_;
+  const std::vector<float>& thresholds_;
   std::vector<EvaluatedLayer>& layers_;
   std::vector<std::vector<float>> down_norms_;
   std::vector<int32_t> ids_;
@@ -165,7 +169,7 @@ Evaluation evaluate_predictors(model::Model& model, Device& dense, Device& spars
   if (options.max_tokens > 0) ids = ids.first(std::min(ids.size(), static_cast<size_t>(options.max_tokens)));
   const std::vector<Window> windows =
       make_windows(static_cast<int64_t>(ids.size()), options.window, options.window, bos.has_value());
-  PredictingDevice predicting(sparse, model, options.threshold, e.layers);
+  PredictingDevice predicting(sparse, model, options.thresholds, e.layers);
   engine::Engine dense_engine(model, dense, dense_options(options.window));
   engine::Engine predicted_engine(model, predicting, dense_options(options.window));
   EvaluationProgress progress{0, static_cast<int64_t>(ids.size()), &e.comparison};

@@ -32,9 +32,9 @@ struct Evaluation {
 };
 
 struct EvaluationOptions {
-  int64_t window = 512;    // tokens evaluated together, each from an empty context
-  int64_t max_tokens = 0;  // 0: all
-  float threshold = 0;     // a neuron is active when |act(gate)| exceeds this
+  int64_t window = 512;                // tokens evaluated together, each from an empty context
+  int64_t max_tokens = 0;              // 0: all
+  std::vector<float> thresholds = {};  // by layer: a neuron is active when |act(gate)| exceeds this; empty: 0
 };
 
 struct EvaluationProgress {
