@@ -37,6 +37,12 @@ const CLI::App* find_subcommand(const CLI::App& app, const std::string& name) {
   fail("unknown subcommand '{}'; expected one of {}", name, subcommand_names(app));
 }
 
+// "predictor eval " of `hearth predictor eval`; empty for the program itself.
+std::string words_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent != nullptr ? words_of(*parent) + command.get_name() + " " : "";
+}
+
 // How many words after this flag are its values at least.
 int values_after(const CLI::App& command, const std::string& flag) {
   if (flag.find('=') != std::string::npos) return 0;
@@ -55,9 +61,7 @@ std::string rewrite(const CLI::App& command, const std::string& word) {
   }
   const std::string flag = word.substr(0, 2), rest = word.substr(2);
   const bool glued = command.get_option_no_throw(flag) != nullptr && (is_number(rest) || rest[0] == '=');
-  if (!glued)
-    fail("unknown flag '{}'; see `hearth {}--help`", word,
-         command.get_parent() != nullptr ? command.get_name() + " " : "");
+  if (!glued) fail("unknown flag '{}'; see `hearth {}--help`", word, words_of(command));
   return word;
 }
 
@@ -72,8 +76,8 @@ std::vector<std::string> expand_aliases(const CLI::App& app, std::vector<std::st
       --values;
       continue;
     }
-    if (command == &app && !word.empty() && word[0] != '-') {
-      command = find_subcommand(app, word);
+    if (!command->get_subcommands({}).empty() && !word.empty() && word[0] != '-') {
+      command = find_subcommand(*command, word);
       continue;
     }
     word = rewrite(*command, word);

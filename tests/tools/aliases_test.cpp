@@ -24,6 +24,8 @@ TEST(Aliases, SingleDashLongFlagsBecomeOurs) {
 TEST(Aliases, ValuesStayAsTheyAre) {
   const std::vector<std::string> prompt = {"run", "-p", "-ngl", "-n", "-1", "--temp", "-ngl"};
   EXPECT_EQ(expand(prompt), prompt);
+  const std::vector<std::string> nested = {"predictor", "eval", "--sparse-threshold", "-1e6", "-c", "16"};
+  EXPECT_EQ(expand(nested), nested);
   const std::vector<std::string> glued = {"run", "-n128", "-t2"};
   EXPECT_EQ(expand(glued), glued);
   const std::vector<std::string> rest = {"quantize", "--", "-ngl"};

@@ -97,6 +97,15 @@ TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
                                           "--no-bandwidth", "--sparse-threshold", score}));
     return rows[0]["density"].get<double>();
   };
+  const auto predicted = [&](const std::string& score) {
+    const Outcome o = hearth({"predictor", "eval", "-m", model_, "-f", (dir_ / "text").string(), "-c", "16", "--json",
+                              "-q", "--sparse-threshold", score});
+    EXPECT_EQ(o.status, 0) << o.err;
+    return json::parse(o.out)["all"]["predicted_density"].get<double>();
+  };
+  EXPECT_EQ(predicted("1e6"), 0.0);
+  EXPECT_EQ(predicted("-1e6"), 1.0);
+  EXPECT_EQ(predicted("powerinfer-key"), predicted("0"));
   EXPECT_GT(bench("-1e6"), 1.2 * bench("powerinfer-key"));
 }
 
