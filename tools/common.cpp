@@ -70,7 +70,9 @@ void set_logging(bool quiet, bool verbose) {
 }
 
 void add_thread_option(CLI::App& sub, int& threads) {
-  sub.add_option("-t,--threads", threads, "CPU threads (default: physical cores that this process may use)")
+  sub.add_option("-t,--threads", threads,
+                 "CPU threads (default: physical cores that this process may use; beside a GPU, an eighth of them is "
+                 "left alone)")
       ->check(CLI::Range(1, 1024))
       ->group("Hardware");
 }
@@ -169,10 +171,26 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
   add_logging_options(sub, o.quiet, o.verbose);
 }
 
+namespace {
+
+bool is_divided(const ModelOptions& o) {
+  return o.vram_budget || o.plan || o.gpu_index;
+}
+
+// Beside a GPU its driver needs a core now and then, and the team is as slow as its slowest member: on 16 cores, 14
+// threads gave 7 % more tokens a second than 16.
+int n_threads(const ModelOptions& o) {
+  if (o.threads != 0 || !is_divided(o)) return o.threads;
+  const int cores = cpu_topology().physical;
+  return cores - cores / 8;
+}
+
+}  // namespace
+
 Session::Session(const ModelOptions& options) {
   set_logging(options.quiet, options.verbose);
   const auto begin = std::chrono::steady_clock::now();
-  team_ = std::make_unique<ThreadTeam>(options.threads);
+  team_ = std::make_unique<ThreadTeam>(n_threads(options));
   model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
   sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
   choose_predictors(*model_, sidecar(), options.predictor);
@@ -191,7 +209,7 @@ Session::Session(const ModelOptions& options) {
 
 void Session::start(const ModelOptions& options) {
   const std::string wanted = device_of(options);
-  if (options.vram_budget || options.plan || options.gpu_index) {
+  if (is_divided(options)) {
     const bool stand_in = options.isa == "reference";
     if (!stand_in && (wanted == "cpu" || options.isa)) {
       fail(
@@ -256,12 +274,18 @@ void Session::start_on_cpu(const ModelOptions& options) {
 }
 
 void Session::start_divided(const ModelOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto passed_ms = [&] {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  };
   (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
+  const double prepared = passed_ms();
   const bool stand_in = options.isa == "reference";
   if (!stand_in) gpu_ = options.gpu;
   // The device first: what its context takes is then known, and counts towards the budget.
   device_ = stand_in ? cpu::make_reference_device() : cuda::make_device(options.gpu);
   host_device_ = cpu::make_device(*team_);
+  const double opened = passed_ms();
   offline::PlanRequest request;
   request.n_ctx = options.n_ctx, request.n_batch = options.n_batch;
   request.sparsity = offline::parse_sparsity_rule(options.sparsity);
@@ -278,7 +302,10 @@ void Session::start_divided(const ModelOptions& options) {
   if (options.n_ctx != 0 && options.n_ctx != planned_context) {
     fail("-c {} was asked for and the plan is for a context of {}; make another plan", options.n_ctx, planned_context);
   }
+  const double planned = passed_ms();
   make_engine(options);
+  log::debug("start: transposing {:.0f} ms, opening the devices {:.0f}, planning {:.0f}, placing the weights {:.0f}",
+             prepared, opened - prepared, planned - opened, passed_ms() - planned);
 }
 
 void Session::make_engine(const ModelOptions& options) {
