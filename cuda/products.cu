@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstring>
 
 #include "cuda/cuda.h"
 #include "cuda/info.cuh"
@@ -20,6 +21,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS advises for compute capability 9.0
 constexpr size_t kVisitBytes = size_t{32} << 20;      // of 16-bit values on their way to f32
+constexpr size_t kReturnBytes = size_t{4} << 20;      // of page-locked memory that results come back through, twice
 
 __device__ float as_float(__half v) {
   return __half2float(v);
@@ -62,6 +64,7 @@ class CudaProducts final : public Products {
     stream_ = make_stream();
     cublas_ = make_cublas(stream_);
     uploader_ = std::make_unique<Uploader>();
+    for (int half : {0, 1}) returns_[half] = make_pinned(kReturnBytes), returned_[half] = make_event();
     workspace_ = heap_.allocate(kWorkspaceBytes, Purpose::scratch);
     visit_ = heap_.allocate(kVisitBytes, Purpose::scratch);
     // A workspace of its own: the same choice of algorithms, and so the same bits, run after run.
@@ -92,13 +95,29 @@ class CudaProducts final : public Products {
     }
   }
 
+  // Through page-locked memory: one half is copied out of while the other fills.
   void read(const Block& from, float* host, int64_t stride) override {
     if (from.rows == 0 || from.cols == 0) return;
+    const int64_t step = stride == 0 ? from.cols : stride;
     const size_t width = static_cast<size_t>(from.cols) * sizeof(float);
-    const size_t pitch = static_cast<size_t>(stride == 0 ? from.cols : stride) * sizeof(float);
-    CUDA_CHECK(cudaMemcpy2DAsync(host, pitch, from.data, static_cast<size_t>(from.stride) * sizeof(float), width,
-                                 static_cast<size_t>(from.rows), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    HEARTH_CHECK(width <= kReturnBytes, "rows of {} values are too long to be read", from.cols);
+    const auto rows_at_once = static_cast<int64_t>(kReturnBytes / width);
+    const auto rows_of = [&](int64_t r) { return std::min(rows_at_once, from.rows - r); };
+    const auto fetch = [&](int64_t r, int half) {
+      CUDA_CHECK(cudaMemcpy2DAsync(returns_[half], width, from.data + r * from.stride,
+                                   static_cast<size_t>(from.stride) * sizeof(float), width,
+                                   static_cast<size_t>(rows_of(r)), cudaMemcpyDeviceToHost, stream_));
+      CUDA_CHECK(cudaEventRecord(returned_[half], stream_));
+    };
+    fetch(0, 0);
+    for (int64_t r = 0, half = 0; r < from.rows; r += rows_at_once, half ^= 1) {
+      const int64_t next = r + rows_at_once;
+      if (next < from.rows) fetch(next, static_cast<int>(half ^ 1));
+      CUDA_CHECK(cudaEventSynchronize(returned_[half]));
+      const auto* rows = static_cast<const std::byte*>(static_cast<void*>(returns_[half]));
+      for (int64_t i = 0; i < rows_of(r); ++i)
+        std::memcpy(host + (r + i) * step, rows + static_cast<size_t>(i) * width, width);
+    }
   }
 
   void copy(const Block& from, const Block& to) override {
@@ -181,6 +200,8 @@ class CudaProducts final : public Products {
   Stream stream_;
   Cublas cublas_;
   std::unique_ptr<Uploader> uploader_;
+  PinnedMemory returns_[2];
+  Event returned_[2];
   void* workspace_ = nullptr;
   void* visit_ = nullptr;
 };
