@@ -406,7 +406,7 @@ void add_kind(CLI::App& sub, Options& o) {
       ->capture_default_str()
       ->group("Predictor");
   sub.add_option("--recall", o.recall, "Share of the loss (|value| * ||down row||) to keep")
-      ->check(CLI::Range(0.5, 0.99999))
+      ->check(CLI::Range(0.5, 0.999999))
       ->capture_default_str()
       ->group("Predictor");
   sub.add_option("--input", o.input,
