@@ -168,6 +168,26 @@ TEST_F(GpuIndexProgram, PlansObeyIt) {
   EXPECT_NE(plan({"--vram-budget", "2", "--gpu-index", index_}).out.find("those of the GPU index"), std::string::npos);
 }
 
+// The oracle stands in for the GPU. The same neurons are computed as in the undivided model: nothing may change.
+TEST_F(GpuIndexProgram, RunsObeyIt) {
+  const std::vector<std::string> divided = {"--gpu-index", index_, "--vram-budget", "1", "--isa", "reference"};
+  const auto with = [&](std::vector<std::string> args) {
+    args.insert(args.end(), divided.begin(), divided.end());
+    const Outcome o = hearth(args);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return json::parse(o.out);
+  };
+  for (const char* sparsity : {"exact", "predict"}) {
+    const json top =
+        with({"logits", "-m", model_, "--ids", "257,104,3,77", "--all", "--json", "-q", "--sparsity", sparsity})["top"];
+    const std::vector<double> whole = logits({"--sparsity", sparsity});
+    for (const json& t : top) EXPECT_NEAR(t["logit"].get<double>(), whole[t["id"].get<size_t>()], 2e-3) << sparsity;
+  }
+  const json row =
+      with({"bench", "-m", model_, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth", "-o", "json", "-q"})[0];
+  EXPECT_NEAR(row["hit_share"].get<double>(), 1.0 / 3, 0.15) << "random weights: a third of the neurons, of the hits";
+}
+
 TEST_F(GpuIndexProgram, WhatIsWrongIsOneLine) {
   EXPECT_TRUE(fails_with(plan({"--vram-budget", "0", "--gpu-index", index_}), "the budget is 0"));
   EXPECT_TRUE(fails_with(plan({"--vram-budget", "2", "--gpu-index", (dir_ / "none").string()}), "none"));
