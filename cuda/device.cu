@@ -13,8 +13,8 @@
 #include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/op_queue.cuh"
-#include "cuda/staging.cuh"
 #include "cuda/sparse.cuh"
+#include "cuda/staging.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -140,7 +140,7 @@ class CudaDevice final : public Device {
   std::optional<WeightArena> weights_;
   std::optional<Uploader> uploader_;
   std::optional<Gemm> gemm_;
-  PinnedMemory staging_;  // for small copies
+  PinnedMemory staging_;  // for small copies: a ring for those to the device, then a buffer for those from it
   size_t staging_at_ = 0;
   std::vector<GraphExec> graphs_;
 
@@ -178,7 +178,7 @@ CudaDevice::CudaDevice(int gpu) {
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
-  staging_ = make_pinned(kStagingBytes);
+  staging_ = make_pinned(2 * kStagingBytes);
   // What the handles of this device took besides.
   const size_t after = query_memory(gpu).free;
   account_.add(Purpose::context, context + (before > after ? before - after : 0));
@@ -226,16 +226,16 @@ void CudaDevice::upload(void* device, const void* host, size_t bytes) {
 }
 
 void CudaDevice::download(void* host, const void* device, size_t bytes) {
+  if (bytes == 0) return synchronize();
   gpu_.flush();
-  CUDA_CHECK(cudaStreamSynchronize(stream_));  // the ring is free now, and all results are there
-  staging_at_ = 0;
-  auto* buffer = static_cast<std::byte*>(static_cast<void*>(staging_));
+  auto* buffer = static_cast<std::byte*>(static_cast<void*>(staging_)) + kStagingBytes;  // behind the ring
   for (size_t at = 0; at < bytes; at += kStagingBytes) {
     const size_t n = std::min(kStagingBytes, bytes - at);
     CUDA_CHECK(cudaMemcpyAsync(buffer, static_cast<const std::byte*>(device) + at, n, cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::memcpy(static_cast<std::byte*>(host) + at, buffer, n);
   }
+  staging_at_ = 0;  // nothing is on its way any more
 }
 
 void CudaDevice::fill_zero(void* device, size_t bytes) {
@@ -414,7 +414,11 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   NeuronLists lists = neuron_lists(p.n(), args.n_first, args.hand_off);
   if (args.n_first > 0) lists.first = args.first;
   if (!lists.posts() && args.n_first < p.n()) lists.rest = args.rest;
-  if (predict_fits(p)) return cuda::predict(gpu_, p, in, lists, scratch_.up);
+  if (predict_fits(p)) {
+    const OpQueue::Output output{scratch_.up, p.fc1.rows};
+    const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1.cols, {&output, 1}) : std::nullopt;
+    return cuda::predict(gpu_, p, in, norm ? &*norm : nullptr, lists, scratch_.up);
+  }
   Act h = in;
   if (p.fc1) {
     h = {scratch_.up, is_quantized(p.fc2.type) ? scratch_.hidden_q8 : nullptr};

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
   extern __shared__ uint4 shared[];
   __shared__ float values[32];
   grid_trigger();
-  const int block = static_cast<int>(blockIdx.x) - (a.lists.posts() ? 1 : 0);
-  if (block < 0) {
+  const int block = worker(a.lists);
+  if (is_messenger(a.lists)) {
     grid_wait();
     post_input(a.lists);
   } else {

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <utility>
 
 #include "core/error.h"
@@ -61,7 +62,10 @@ inline Event make_event(unsigned flags = cudaEventDisableTiming) {
   CUDA_CHECK(cudaEventCreateWithFlags(&e, flags));
   return Event(e);
 }
+// Without a workspace, which whoever has the handle sets: cuBLAS's own would be memory (64 MiB on an H200) that nobody
+// has planned.
 inline Cublas make_cublas(cudaStream_t stream) {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0", 0);
   cublasHandle_t h = nullptr;
   CUDA_CHECK(cublasCreate(&h));
   Cublas owner(h);

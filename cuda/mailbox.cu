@@ -29,6 +29,7 @@ struct PostArgs {
 __global__ void __launch_bounds__(kThreads) post_kernel(const __grid_constant__ PostArgs a) {
   grid_trigger();
   grid_wait();
+  const uint32_t number = threadIdx.x == 0 ? next_number(a.target) : 0;
   const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x, step = gridDim.x * int64_t{kThreads};
 #pragma unroll 8
   for (int64_t i = first; i < a.n; i += step) a.target.x[i] = __ldcg(a.x + i);
@@ -37,15 +38,15 @@ __global__ void __launch_bounds__(kThreads) post_kernel(const __grid_constant__ 
     a.target.ids[i] = __ldcg(a.list.ids + i);
     if (a.values != nullptr) a.target.values[i] = __ldcg(a.values + i);
   }
-  __threadfence_system();
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
+    __threadfence_system();
     if (atomicAdd(a.arrived, 1u) != gridDim.x - 1) return;
     *a.arrived = 0;
     __threadfence_system();
   }
-  raise_posted(a.target, count);
+  raise_posted(a.target, number, count);
 }
 
 // Waits for the answer, then x += answer.
@@ -87,18 +88,18 @@ PostTarget CudaMailbox::post_target(int64_t n, int64_t n_ids) {
   HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
   HEARTH_CHECK(n_ids <= max_ids(), "{} neurons in a mailbox of {}", n_ids, max_ids());
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  return {request_, n_ids_, ids_, values_, reinterpret_cast<uint32_t*>(&flags_->posted.value), &counters->number};
+  return {request_, ids_, values_, reinterpret_cast<uint64_t*>(&flags_->posted.value), &counters->number};
 }
 
 AnswerSource CudaMailbox::answer_source() const {
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  const auto patience = std::chrono::nanoseconds(kPatience).count();
+  const auto patience_ns = std::chrono::nanoseconds(patience()).count();
   return {answer_,
           reinterpret_cast<const uint32_t*>(&flags_->answered.value),
           reinterpret_cast<uint32_t*>(&flags_->failed.value),
           &counters->number,
           &counters->seen,
-          static_cast<unsigned long long>(patience)};
+          static_cast<unsigned long long>(patience_ns)};
 }
 
 void CudaMailbox::post(const Gpu& gpu, const float* x, int64_t n, NeuronList list, const float* values) {

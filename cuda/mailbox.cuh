@@ -11,10 +11,9 @@ namespace hearth::cuda {
 // Where a kernel writes a hand-off. Everything but `number` is mapped host memory.
 struct PostTarget {
   float* x = nullptr;
-  int32_t* n_ids = nullptr;
   int32_t* ids = nullptr;
   float* values = nullptr;
-  uint32_t* posted = nullptr;
+  uint64_t* posted = nullptr;
   uint32_t* number =
       nullptr;  // of the last hand-off; in the device's memory, so that a recorded graph goes on counting
 };
@@ -43,12 +42,15 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
   return t;
 }
 
-// Raises the flag of a hand-off whose parts are written and fenced. Called by one thread.
-__device__ __forceinline__ void raise_posted(const PostTarget& post, int n_ids) {
-  *post.n_ids = n_ids;
-  const uint32_t number = __ldcg(post.number) + 1;
+// The number of the coming hand-off. Asked for early: it takes a while.
+__device__ __forceinline__ uint32_t next_number(const PostTarget& post) {
+  return __ldcg(post.number) + 1;
+}
+// Called by one thread, after a barrier with those that wrote the hand-off's parts.
+__device__ __forceinline__ void raise_posted(const PostTarget& post, uint32_t number, int n_ids) {
   *post.number = number;
-  store_release_system(post.posted, number);
+  const uint64_t flag = static_cast<uint64_t>(static_cast<uint32_t>(n_ids)) << 32 | number;
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(post.posted), "l"(flag) : "memory");
 }
 
 // Waits for the answer to the last hand-off. A CPU that stays silent, or that says it failed, is not waited for: the

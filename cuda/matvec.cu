@@ -138,7 +138,7 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
       case MatvecShape::few_rows:
         return run.template operator()<1, 4, 8, 4>();
       case MatvecShape::row_a_warp:
-        return run.template operator()<1, 4, 16, 2>();
+        return run.template operator()<1, 4, 32, 1>();
       case MatvecShape::four_rows_a_warp:
         return run.template operator()<4, 2, 8, 3>();
     }

@@ -43,8 +43,18 @@ __device__ __forceinline__ bool arrive_last(unsigned* arrived) {
   return last;
 }
 
-// The part of a hand-off that is known before the neurons are. Called by a block of its own; its time is hidden.
+// A launch with a hand-off has one block more, the first, which only writes the vector.
+__device__ __forceinline__ bool is_messenger(const NeuronLists& a) {
+  return a.posts() && blockIdx.x == 0;
+}
+// The block's number among those that are no messengers.
+__device__ __forceinline__ int worker(const NeuronLists& a) {
+  return static_cast<int>(blockIdx.x) - (a.posts() ? 1 : 0);
+}
+
+// The messenger's work: what is known before the neurons are, so its time is hidden.
 __device__ __forceinline__ void post_input(const NeuronLists& a) {
+#pragma unroll 4
   for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
   __threadfence_system();
 }
@@ -82,6 +92,7 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
     if (w != boundary) return w < boundary ? words[w] : 0u;
     return words[w] & ((1u << (a.n_first % 32)) - 1u);
   };
+  const uint32_t number = a.posts() && threadIdx.x == 0 ? next_number(a.post) : 0;
   __syncthreads();  // nobody needs what was there any more
   for (int w = threadIdx.x; w < n_words; w += kThreads) words[w] = __ldcg(a.mask + w);
   __syncthreads();
@@ -117,9 +128,8 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
     });
   }
   if (a.posts()) {
-    __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) raise_posted(a.post, total.y);
+    if (threadIdx.x == 0) raise_posted(a.post, number, total.y);
   } else if (threadIdx.x == 0 && rest_ids != nullptr) {
     *a.rest.count = total.y;
   }

@@ -23,7 +23,7 @@ void OpQueue::flush() {
 
 void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
   flush();
-  const bool can_wait = T == 1 && a.kind == NormKind::rms && !a.bias && a.n % 32 == 0 && a.n <= kTileColumns &&
+  const bool can_wait = T == 1 && a.kind == NormKind::rms && !a.bias && a.n % 32 == 0 && a.n <= kMaxNormColumns &&
                         !overlap(x, a.n, out.x, a.n);
   if (!can_wait) return cuda::norm(gpu_, a, x, T, out);
   norm_ = {a, x, out};

@@ -5,6 +5,7 @@
 #include "cuda/copy_async.cuh"
 #include "cuda/format.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 
@@ -34,6 +35,30 @@ struct OwnedInput {
         scale[k] = {s.x, s.y};
       }
     }
+  }
+
+  // Other formats: x * weight. Returns the sum of the thread's x^2.
+  __device__ __forceinline__ float load_scaled(const float* x, const float* weight, int64_t cols, int first,
+                                               int threads) {
+    const int n_chunks = static_cast<int>(cols) / F::kWeights;
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = first + k * threads;
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) {
+        float4 v = make_float4(0, 0, 0, 0), w = v;
+        if (c < n_chunks) {
+          v = __ldcg(reinterpret_cast<const float4*>(x) + c * F::kUnits + u);
+          w = __ldg(reinterpret_cast<const float4*>(weight) + c * F::kUnits + u);
+        }
+        squares = sum_of_squares(v, squares);
+        v = multiply(v, w);
+        units[k][u] =
+            make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+      }
+    }
+    return squares;
   }
 
   // Quantised formats: from the 8-bit form in shared memory.
@@ -110,33 +135,6 @@ struct RowSlots {
     return w;
   }
 };
-
-// The 8-bit form of x [n], n a multiple of 32, into shared memory, as quantize_rows() makes it. By the whole block.
-__device__ __forceinline__ void quantize_to_shared(const float* x, int n, uint4* quants, Q8Scale* scales) {
-  const int lane = threadIdx.x % kWarp, quads = n / 4;
-  for (int base = threadIdx.x - lane; base < quads; base += blockDim.x) {
-    const int quad = base + lane;
-    const bool live = quad < quads;
-    const float4 v = live ? __ldcg(reinterpret_cast<const float4*>(x) + quad) : make_float4(0, 0, 0, 0);
-    const float values[4] = {v.x, v.y, v.z, v.w};
-    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-#pragma unroll
-    for (int o = 1; o < 8; o *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, o));
-    const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
-    unsigned word = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      word |= (static_cast<unsigned>(max(-127, min(127, __float2int_rn(values[i] * inverse)))) & 0xFFu) << (8 * i);
-    }
-    int sum = __dp4a(static_cast<int>(word), 0x01010101, 0);
-#pragma unroll
-    for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-    if (!live) continue;
-    reinterpret_cast<unsigned*>(quants)[quad] = word;
-    const float d = amax / 127.0f;
-    if (quad % 8 == 0) scales[quad / 8] = {d, d * static_cast<float>(sum)};
-  }
-}
 
 // kN sums over the lanes of a warp at once: lane l gets that of v[l / (32 / kN)]. kN is a power of two up to 32.
 template <int kN>

@@ -1,7 +1,9 @@
 // Predictors: which neurons of a layer a token needs (core/device.h, Predictor). Two kernels: fc1 with bias and ReLU,
-// then fc2 with the thresholds, whose last block lists the neurons and hands the CPU's over.
+// where the norm before it can be done on the way, then fc2 with the thresholds, whose last block lists the neurons and
+// hands the CPU's over.
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -17,7 +19,8 @@ struct RowsArgs {
   int threads;               // that share a row
   int rows_per_block;
   int rows_per_pass;  // of a group of threads
-  // The rows' sums become the hidden vector (lists.n 0), or the mask.
+  InputNorm norm;     // whose result the input is, to be done on the way (hidden_kernel); norm.x null: none
+  // The rows' sums become the hidden vector, or the mask.
   const float* bias;
   bool relu;
   float* hidden;
@@ -59,26 +62,53 @@ struct RowsBlock {
   __device__ __forceinline__ void start() {
     request(0);
   }
+  // Quantised weights: the 8-bit form of x, or of x * weight, whose squares x^2 it adds up.
+  __device__ __forceinline__ float load_quantized(OwnedInput<D, kChunks>& in, const float* x,
+                                                  const float* weight) const {
+    constexpr int kMost = kThreads * kChunks * Format<D>::kWeights;  // columns
+    __shared__ uint4 quants[kMost / 16];
+    __shared__ Q8Scale scales[kMost / 32];
+    const float squares = quantize_by_block(x, weight, static_cast<int>(a.w.cols), [&](int quad, const Q8Quad& q) {
+      reinterpret_cast<unsigned*>(quants)[quad] = q.word;
+      if (quad % 8 == 0) scales[quad / 8] = q.scale;
+    });
+    __syncthreads();
+    in.take(quants, scales, a.w.cols, t, a.threads);
+    return squares;
+  }
   __device__ __forceinline__ void load_input(OwnedInput<D, kChunks>& in) const {
     if constexpr (Format<D>::kQuantized) {
-      constexpr int kMost = kThreads * kChunks * Format<D>::kWeights;  // columns
-      __shared__ uint4 quants[kMost / 16];
-      __shared__ Q8Scale scales[kMost / 32];
       if (a.unquantized != nullptr) {
-        quantize_to_shared(a.unquantized, static_cast<int>(a.w.cols), quants, scales);
-        __syncthreads();
-        return in.take(quants, scales, a.w.cols, t, a.threads);
+        load_quantized(in, a.unquantized, nullptr);
+        return;
       }
     }
     in.load(a.in, a.w.cols, t, a.threads);
   }
-  // After grid_wait(): the sums of the block's rows, in lane r of warp 0 that of row r.
-  __device__ __forceinline__ float run() {
+  // x * weight of the norm; returns 1 / rms, by which the sums are to be multiplied. Called by the whole block.
+  __device__ __forceinline__ float load_normed(OwnedInput<D, kChunks>& in) const {
+    __shared__ float warp_squares[kThreads / kWarp];
+    float squares;
+    int warps = kThreads / kWarp;  // that saw the row once
+    if constexpr (Format<D>::kQuantized) {
+      squares = load_quantized(in, a.norm.x, a.norm.weight);
+    } else {
+      squares = in.load_scaled(a.norm.x, a.norm.weight, a.w.cols, t, a.threads);
+      warps = a.threads / kWarp;
+    }
+    squares = group_sum(squares);
+    if (threadIdx.x % kWarp == 0) warp_squares[threadIdx.x / kWarp] = squares;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kThreads / kWarp; ++w) sum += w < warps ? warp_squares[w] : 0.0f;
+    return 1.0f / sqrtf(sum / static_cast<float>(a.norm.n) + a.norm.eps);
+  }
+  // The sums of the block's rows, in lane r of warp 0 that of row r.
+  __device__ __forceinline__ float run(const OwnedInput<D, kChunks>& in) {
     __shared__ float sums[kMaxRows][kThreads / kWarp + 1];
     const int lane = threadIdx.x % kWarp;
     const int passes = (a.rows_per_block + groups * a.rows_per_pass - 1) / (groups * a.rows_per_pass);
-    OwnedInput<D, kChunks> in;
-    load_input(in);
     for (int pass = 0; pass < passes; ++pass) {
       wait_copy_groups<0>();
       const int n = n_rows(pass);
@@ -115,21 +145,24 @@ __global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_consta
   grid_trigger();
   RowsBlock<D, kChunks> rows(a, static_cast<int>(blockIdx.x), shared);
   rows.start();
-  grid_wait();
-  float sum = rows.run();
   const int k = rows.first_row + static_cast<int>(threadIdx.x);
+  grid_wait();
+  OwnedInput<D, kChunks> in;
+  float scale = 1.0f;
+  if (a.norm.x != nullptr) {
+    scale = rows.load_normed(in);
+  } else {
+    rows.load_input(in);
+  }
+  float sum = rows.run(in) * scale;
+  if (a.norm.x != nullptr && threadIdx.x / kWarp == kThreads / kWarp - 1) {
+    store_norm(a.norm, scale, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  }
   if (static_cast<int>(threadIdx.x) >= a.rows_per_block || k >= a.w.rows) return;
   if (a.bias != nullptr) sum += a.bias[k];
   a.hidden[k] = a.relu ? fmaxf(sum, 0.0f) : sum;
 }
 
-// Whether the block only posts the input: the first one of a launch with a hand-off. The others have rows.
-__device__ __forceinline__ bool is_messenger(const NeuronLists& lists) {
-  return lists.posts() && blockIdx.x == 0;
-}
-__device__ __forceinline__ int row_block(const NeuronLists& lists) {
-  return static_cast<int>(blockIdx.x) - (lists.posts() ? 1 : 0);
-}
 __device__ __forceinline__ void finish_lists(const NeuronLists& lists, void* shared) {
   if (arrive_last(lists.arrived)) write_lists<kThreads>(lists, shared);
 }
@@ -142,15 +175,17 @@ __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant
     grid_wait();
     post_input(a.lists);
   } else {
-    RowsBlock<D, kChunks> rows(a, row_block(a.lists), shared);
+    RowsBlock<D, kChunks> rows(a, worker(a.lists), shared);
     rows.start();
     const int k = rows.first_row + static_cast<int>(threadIdx.x);
     const float threshold = threadIdx.x < kWarp && k < a.w.rows ? a.threshold[k] : 0.0f;
     grid_wait();
-    const float sum = rows.run();
+    OwnedInput<D, kChunks> in;
+    rows.load_input(in);
+    const float sum = rows.run(in);
     if (threadIdx.x < kWarp) {
       const unsigned named = __ballot_sync(kAllLanes, k < a.w.rows && sum > threshold);
-      if (threadIdx.x == 0) a.lists.mask[row_block(a.lists)] = named;
+      if (threadIdx.x == 0) a.lists.mask[worker(a.lists)] = named;
     }
   }
   finish_lists(a.lists, shared);
@@ -183,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
       if (lane == 0) input[w] = bits;
     }
     __syncthreads();
-    const int first = row_block(a.lists) * 32 + warp * kPerWarp;
+    const int first = worker(a.lists) * 32 + warp * kPerWarp;
     int differ[kPerWarp] = {};
 #pragma unroll 4
     for (int w = lane; w < a.words; w += kWarp) {
@@ -202,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int i = 1; i < kThreads / kWarp; ++i) bits |= named[i];
-      a.lists.mask[row_block(a.lists)] = bits;
+      a.lists.mask[worker(a.lists)] = bits;
     }
   }
   finish_lists(a.lists, input);
@@ -217,7 +252,7 @@ __global__ void __launch_bounds__(kThreads)
   if (is_messenger(lists)) {
     post_input(lists);
   } else {
-    const int k = row_block(lists) * kThreads + static_cast<int>(threadIdx.x);
+    const int k = worker(lists) * kThreads + static_cast<int>(threadIdx.x);
     const unsigned named = __ballot_sync(kAllLanes, k < lists.n && __ldcg(score + k) > threshold[k]);
     if (k % kWarp == 0 && k < lists.n) lists.mask[k / kWarp] = named;
   }
@@ -267,13 +302,14 @@ size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block
   return slot_bytes<D>(a.rows_per_pass, kChunks, kThreads);
 }
 
-unsigned list_grid(const NeuronLists& lists, int64_t row_blocks) {
-  return grid_size(row_blocks + (lists.posts() ? 1 : 0));
+unsigned list_grid(const NeuronLists& lists, int64_t workers) {
+  return grid_size(workers + (lists.posts() ? 1 : 0));
 }
 
-void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, float* hidden) {
+void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, float* hidden) {
   RowsArgs a{};
   a.w = p.fc1, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.hidden = hidden;
+  if (norm != nullptr) a.norm = *norm;
   const int64_t rows = std::clamp<int64_t>(ceil_div(p.fc1.rows, gpu.multiprocessors * 2), 1, kMaxRows);
   with_rows(p.fc1, [&]<DType D, int kChunks>(int threads) {
     const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, rows);
@@ -292,7 +328,9 @@ bool predict_fits(const Predictor& p) {
   return (!p.fc1 || fits(p.fc1)) && fits(p.fc2);
 }
 
-void predict(const Gpu& gpu, const Predictor& p, Act in, const NeuronLists& lists, float* hidden) {
+void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
+             float* hidden) {
+  HEARTH_CHECK(norm == nullptr || p.fc1);
   const int64_t words = ceil_div(p.n(), 32);
   if (p.signs != nullptr) {
     const int64_t row_words = ceil_div(p.n_signs, 32);
@@ -302,12 +340,12 @@ void predict(const Gpu& gpu, const Predictor& p, Act in, const NeuronLists& list
         SignArgs{p.signs, in.x, static_cast<int>(p.n_signs), static_cast<int>(row_words), p.threshold.data, lists});
   }
   RowsArgs a{};
-  a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.lists = lists;
   if (p.fc1) {
-    hidden_vector(gpu, p, in, hidden);
-    a.in = {hidden, nullptr};
+    hidden_vector(gpu, p, in, norm, hidden);
+    in = {hidden, nullptr};
     a.unquantized = hidden;
   }
+  a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.lists = lists;
   const bool fits = with_rows(p.fc2, [&]<DType D, int kChunks>(int threads) {
     const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows);
     launch(gpu, mask_kernel<D, kChunks>, list_grid(lists, words), kThreads, std::max(shared_bytes, kListSharedBytes),

@@ -43,7 +43,7 @@ template <DType D, int kRows, int kUnroll, int kBases = 1>
 struct RowDots {
   using F = Format<D>;
   static constexpr int kRowsPerBase = kRows / kBases;
-  static constexpr int kTileChunks = kTileColumns / F::kWeights;
+  static constexpr int kTileChunks = kTileColumns<D> / F::kWeights;
   static_assert(kTileChunks % (kWarp * kUnroll) == 0, "a batch of chunks must not straddle tiles");
 
   const uint4* base[kBases];

@@ -7,12 +7,15 @@
 
 namespace hearth::cuda {
 
+struct InputNorm;  // staged_input.cuh
+
 // --- predict.cu ---
 // Whether predict() can: every row of whole 16-byte chunks, and not too long for the registers of a block. Otherwise
 // the scores are made by ordinary products and listed by list_scores().
 bool predict_fits(const Predictor& predictor);
-// hidden: [rank] scratch.
-void predict(const Gpu& gpu, const Predictor& predictor, Act in, const NeuronLists& lists, float* hidden);
+// norm: the input of fc1 is this norm's result, which its kernel makes on the way; or null. hidden: [rank] scratch.
+void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
+             float* hidden);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
 void relu(const Gpu& gpu, float* x, int64_t n);
 

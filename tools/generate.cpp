@@ -39,8 +39,7 @@ class Generation {
     n_drawable_ = static_cast<size_t>(std::min<int64_t>(tokenizer_.n_vocab(), engine_.config().n_vocab));
     result_.seed = sampler_.seed();
     const text::SamplerParams& p = sampler_.params();
-    greedy_on_device_ = p.temp == 0 && p.repeat_penalty == 1.0f && p.suppress.empty() &&
-                        static_cast<int64_t>(n_drawable_) == engine_.config().n_vocab;
+    greedy_on_device_ = p.temp == 0 && p.repeat_penalty == 1.0f;
   }
 
   Generated run(std::span<const int32_t> prompt, const std::function<void(std::string_view)>& emit,
@@ -76,6 +75,12 @@ class Generation {
     emit(text);
   }
 
+  bool may_draw(int32_t id) const {
+    const std::vector<int32_t>& not_those = sampler_.params().suppress;
+    return static_cast<size_t>(id) < n_drawable_ &&
+           std::find(not_those.begin(), not_those.end(), id) == not_those.end();
+  }
+
   int32_t draw(std::span<const float> logits) {
     Stopwatch watch(result_.timings.sample);
     ++result_.timings.n_sample;
@@ -107,8 +112,13 @@ class Generation {
     std::span<const float> logits;
     {
       Stopwatch watch(result_.timings.eval);
-      if (greedy_on_device_) return engine_.eval_greedy(id);
-      logits = engine_.eval({&id, 1});
+      if (greedy_on_device_) {
+        const int32_t best = engine_.eval_greedy(id);
+        if (may_draw(best)) return best;
+        logits = engine_.last_logits();  // now and then the second best is wanted
+      } else {
+        logits = engine_.eval({&id, 1});
+      }
     }
     return draw(logits);
   }

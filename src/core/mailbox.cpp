@@ -14,10 +14,14 @@
 namespace hearth {
 namespace {
 
-// Polls until `flag` has reached `number`. False when the other side failed or the patience is over.
-bool wait_for(const std::atomic<uint32_t>& flag, uint32_t number, const std::atomic<uint32_t>& failed,
+// Polls until the number in the low 32 bits of `flag` has come to `number`. False when the other side failed or the
+// patience is over.
+template <typename T>
+bool wait_for(const std::atomic<T>& flag, uint32_t number, const std::atomic<uint32_t>& failed,
               std::chrono::milliseconds patience) {
-  const auto reached = [&] { return static_cast<int32_t>(flag.load(std::memory_order_acquire) - number) >= 0; };
+  const auto reached = [&] {
+    return static_cast<int32_t>(static_cast<uint32_t>(flag.load(std::memory_order_acquire)) - number) >= 0;
+  };
   const auto give_up = std::chrono::steady_clock::now() + patience;
   for (int64_t spins = 1;; ++spins) {
     if (reached()) return true;
@@ -40,7 +44,7 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
     at += (static_cast<size_t>(n) * 4 + 255) / 256 * 256;
     return begin;
   };
-  n_ids = add(1), x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
+  x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
   total = at;
 }
 
@@ -49,7 +53,7 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   const MailboxLayout l(capacity, max_ids);
   std::byte* base = memory_.get();
   request_ = reinterpret_cast<float*>(base + l.x), answer_ = reinterpret_cast<float*>(base + l.answer);
-  n_ids_ = reinterpret_cast<int32_t*>(base + l.n_ids), ids_ = reinterpret_cast<int32_t*>(base + l.ids);
+  ids_ = reinterpret_cast<int32_t*>(base + l.ids);
   values_ = reinterpret_cast<float*>(base + l.values);
 }
 
@@ -59,7 +63,8 @@ MailboxRequest Mailbox::wait_request() {
     give_up(MailboxFailure::device_silent);
     check();
   }
-  return {request_, ids_, values_, n_ids_};
+  n_ids_ = static_cast<int32_t>(flags_->posted.value.load(std::memory_order_relaxed) >> 32);
+  return {request_, ids_, values_, &n_ids_};
 }
 
 void Mailbox::give_up(MailboxFailure why) {
@@ -96,8 +101,7 @@ void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, 
   std::memcpy(request_, x, static_cast<size_t>(n) * sizeof(float));
   std::copy(ids.begin(), ids.end(), ids_);
   if (values != nullptr) std::copy_n(values, ids.size(), values_);
-  *n_ids_ = static_cast<int32_t>(ids.size());
-  flags_->posted.value.store(++posted_, std::memory_order_release);
+  flags_->posted.value.store(uint64_t{ids.size()} << 32 | ++posted_, std::memory_order_release);
 }
 
 void HostMailbox::collect(float* x, int64_t n) {

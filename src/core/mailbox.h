@@ -31,13 +31,15 @@ class MailboxAbandoned : public Error {
 // order.
 struct MailboxMemory {
   // Each flag on a cache line of its own: one is written by the device and polled by the CPU, the other the reverse.
-  struct alignas(64) Flag {
-    std::atomic<uint32_t> value{0};
+  template <typename T>
+  struct alignas(64) FlagOf {
+    std::atomic<T> value{0};
+    static_assert(std::atomic<T>::is_always_lock_free);
   };
-  static_assert(std::atomic<uint32_t>::is_always_lock_free);
-  Flag posted;    // number of the last hand-off whose `request` is complete
-  Flag answered;  // number of the last one whose `answer` is complete
-  Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
+  using Flag = FlagOf<uint32_t>;
+  FlagOf<uint64_t> posted;  // number of the last hand-off that is complete, and from bit 32 on how many neurons it has
+  Flag answered;            // number of the last one whose `answer` is complete
+  Flag failed;  // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
 };
 
@@ -45,15 +47,15 @@ struct MailboxMemory {
 // asker's business to know: a plain hand-off has none).
 struct MailboxRequest {
   const float* x = nullptr;
-  const int32_t* ids = nullptr;    // ascending
-  const float* values = nullptr;   // act(gate) of each; undefined when the device only predicted
-  const int32_t* n_ids = nullptr;  // points into the mailbox
+  const int32_t* ids = nullptr;   // ascending
+  const float* values = nullptr;  // act(gate) of each; undefined when the device only predicted
+  const int32_t* n_ids = nullptr;
 };
 
 // How a mailbox lies in one piece of memory, in bytes from its start.
 struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
-  size_t n_ids, x, answer, ids, values, total;
+  size_t x, answer, ids, values, total;
 };
 
 class Mailbox {
@@ -95,7 +97,6 @@ class Mailbox {
   MailboxMemory* flags_;
   float* request_;
   float* answer_;
-  int32_t* n_ids_;
   int32_t* ids_;
   float* values_;
 
@@ -104,6 +105,7 @@ class Mailbox {
   std::chrono::milliseconds patience_ = kPatience;
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
+  int32_t n_ids_ = 0;  // of the hand-off being served
 };
 
 // For devices whose address space is the host's: the device's side is ordinary code, run by another thread than the

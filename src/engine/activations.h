@@ -27,7 +27,7 @@ struct Activations {
   int64_t logit_rows = 1;       // positions whose logits are computed at once
   NeuronList predicted;         // [n_ff] ids that a predictor named
   int32_t* n_active = nullptr;  // [n_layer] active neurons of the last sparse step
-  int32_t* best = nullptr;      // [1] argmax of the logits
+  int32_t* best = nullptr;      // [1] argmax of the logits, behind n_active: one download brings both
   int64_t n_batch = 1;
 
   // The input of a layer's FFN. For one token that of the layer before stays valid beside it.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "core/error.h"
@@ -211,10 +212,13 @@ ForwardArgs Engine::forward_args(int64_t max_kv) {
 }
 
 void Engine::upload_tokens(std::span<const int32_t> ids) {
-  std::vector<int32_t> positions(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) positions[i] = static_cast<int32_t>(n_past_) + static_cast<int32_t>(i);
-  device_.upload(act_.ids, ids.data(), ids.size() * sizeof(int32_t));
-  device_.upload(act_.pos, positions.data(), positions.size() * sizeof(int32_t));
+  // Ids and, behind the room for those of a batch, positions: one upload.
+  const auto first_position = static_cast<size_t>(act_.pos - act_.ids);
+  std::vector<int32_t> ids_and_positions(first_position + ids.size());
+  std::copy(ids.begin(), ids.end(), ids_and_positions.begin());
+  std::iota(ids_and_positions.begin() + static_cast<std::ptrdiff_t>(first_position), ids_and_positions.end(),
+            static_cast<int32_t>(n_past_));
+  device_.upload(act_.ids, ids_and_positions.data(), ids_and_positions.size() * sizeof(int32_t));
   if (!split_) return;
   host_half_->set_tokens(ids, n_past_);
   if (embedding_on_host())
@@ -342,32 +346,38 @@ void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, s
   }
 }
 
-void Engine::record_density() {
-  if (sparsity_ == Sparsity::off) return;
-  std::vector<int32_t> counts(density_.active.size());
-  fetch(counts.data(), act_.n_active, counts.size() * sizeof(int32_t));
-  for (size_t l = 0; l < counts.size(); ++l) {
+int32_t Engine::finish_step() {
+  std::vector<int32_t> results(density_.active.size() + 1);  // n_active, then best
+  fetch(results.data(), act_.n_active, results.size() * sizeof(int32_t));
+  if (sparsity_ == Sparsity::off) return results.back();
+  for (size_t l = 0; l < density_.active.size(); ++l) {
     const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0;
     density_.active_on_host[l] += cold;
-    density_.active[l] += counts[l] + cold;
+    density_.active[l] += results[l] + cold;
   }
   ++density_.steps;
+  return results.back();
+}
+
+std::span<const float> Engine::keep_logits(int64_t row) {
+  head_rows(row, 1, [&](int64_t, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), host_logits_.begin());
+  });
+  return host_logits_;
+}
+
+std::span<const float> Engine::last_logits() {
+  if (head_on_host()) return keep_logits(0);
+  fetch(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
+  return host_logits_;
 }
 
 std::span<const float> Engine::eval(std::span<const int32_t> ids) {
   check_room(ids);
-  const auto keep = [&](int64_t, std::span<const float> logits) {
-    std::copy(logits.begin(), logits.end(), host_logits_.begin());
-  };
   if (ids.size() == 1) {
     decode_step(ids[0]);
-    record_density();
-    if (head_on_host()) {
-      head_rows(0, 1, keep);
-    } else {
-      fetch(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
-    }
-    return host_logits_;
+    if (sparsity_ != Sparsity::off) finish_step();
+    return last_logits();
   }
   const auto n_batch = static_cast<size_t>(act_.n_batch);
   size_t count = 0;
@@ -375,8 +385,7 @@ std::span<const float> Engine::eval(std::span<const int32_t> ids) {
     count = std::min(n_batch, ids.size() - first);
     forward_chunk(ids.subspan(first, count));
   }
-  head_rows(static_cast<int64_t>(count) - 1, 1, keep);
-  return host_logits_;
+  return keep_logits(static_cast<int64_t>(count) - 1);
 }
 
 void Engine::eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t, std::span<const float>)> visit) {
@@ -396,10 +405,7 @@ int32_t Engine::eval_greedy(int32_t id) {
   }
   check_room({&id, 1});
   decode_step(id);
-  record_density();
-  int32_t best = 0;
-  fetch(&best, act_.best, sizeof best);
-  return best;
+  return finish_step();
 }
 
 void Engine::truncate(int64_t n) {

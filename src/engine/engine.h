@@ -77,6 +77,8 @@ class Engine {
   void eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
   // Appends one token; the most likely next one, found on the device.
   int32_t eval_greedy(int32_t id);
+  // The logits [n_vocab] of the token that was appended last, alone.
+  std::span<const float> last_logits();
 
   // Forgets everything after the first n tokens.
   void truncate(int64_t n);
@@ -99,7 +101,9 @@ class Engine {
   void decode_step(int32_t id);                      // one token, logits on the device or in host_logits_
   // Logits of rows [first, first + count) of the last chunk; calls visit(i, logits) for i = 0, 1, … count - 1.
   void head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
-  void record_density();
+  std::span<const float> keep_logits(int64_t row);  // that row's of the last chunk, in host_logits_
+  // After decode_step(): counts the active neurons; the most likely next token, unless the head is on the host.
+  int32_t finish_step();
   bool head_on_host() const { return split_ && split_->output_on_host; }
   bool embedding_on_host() const { return split_ && split_->embedding_on_host; }
 

@@ -73,8 +73,9 @@ void ffn_dense_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down
   f.device.ffn_dense(shard, f.act.ffn_input(layer, T), T, down_bias, y);
 }
 
-void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Vector down_bias, float* y) {
-  f.device.ffn_sparse(weights_of(f, layer).ffn, sparse, f.act.ffn_input(layer, 1), down_bias, y);
+void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Act in, Vector down_bias,
+                      float* y) {
+  f.device.ffn_sparse(weights_of(f, layer).ffn, sparse, in, down_bias, y);
 }
 
 void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off) {
@@ -114,15 +115,20 @@ void forward_embedding(const ForwardArgs& f, int64_t T) {
   f.device.embed(f.weights.tok_embd, f.act.ids, f.weights.pos_embd, f.act.pos, f.config.position_offset, T, f.act.x);
 }
 
-namespace {
+bool hands_over_input(const ForwardArgs& f, int64_t layer) {
+  const LayerSplit& split = f.split[static_cast<size_t>(layer)];
+  if (!f.sparse || (f.config.parallel_block && split.attention_on_host)) return false;
+  return split.n_lone_gates > 0 || (split.selection == Selection::predictor && split.predictor_on_main);
+}
 
-// Does a later predictor on this device read this layer's FFN input?
-bool next_looks_back(const ForwardArgs& f, int64_t layer) {
+bool next_looks_back(const ForwardArgs& f, int64_t layer, bool on_main) {
   if (layer + 1 >= f.config.n_layer) return false;
   const LayerSplit& next = f.split[static_cast<size_t>(layer + 1)];
-  return next.selection == Selection::predictor && next.predictor_on_main &&
+  return next.selection == Selection::predictor && next.predictor_on_main == on_main &&
          weights_of(f, layer + 1).predictor.input == model::PredictorInput::previous_ffn_input;
 }
+
+namespace {
 
 // The main device's FFN, with what it hands to the CPU and what it gets back.
 class FfnPart {
@@ -141,7 +147,7 @@ class FfnPart {
   // The CPU has a part in this FFN.
   bool asks() const { return split_.has_cold && !streams_; }
   bool reads_input() const {
-    return split_.has_hot || streams_ || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_));
+    return split_.has_hot || streams_ || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_, true));
   }
 
   // Before anything changes x: norm, prediction, and the hand-off unless the gates make it.
@@ -150,7 +156,7 @@ class FfnPart {
     const int64_t n = T_ * f_.config.n_embd;
     if (asks && !predicts() && !finds_gates()) f_.device.post(*f_.mailbox, x, n);
     if (reads_input()) ffn_norm(f_, layer_, x, T_);
-    if (predicts()) predict_neurons(f_, layer_, x, {asks ? f_.mailbox : nullptr, x, n});
+    if (predicts()) predict_neurons(f_, layer_, x, {asks ? f_.mailbox : nullptr, handed_over(), n});
   }
   // x += this device's neurons, and the CPU's answer with `collect`.
   void finish(Mailbox* collect) {
@@ -158,9 +164,9 @@ class FfnPart {
     const Vector bias = split_.has_hot ? weights_of(f_, layer_).ffn_down_bias : Vector{};  // or the CPU adds it
     if (sparse_ && (split_.has_hot || finds_gates())) {
       SparseArgs args = sparse_args(f_, layer_);
-      if (finds_gates()) args.hand_off = {f_.mailbox, x, f_.config.n_embd};
+      if (finds_gates()) args.hand_off = {f_.mailbox, handed_over(), f_.config.n_embd};
       args.collect = collect;
-      return ffn_sparse_block(f_, layer_, args, bias, x);
+      return ffn_sparse_block(f_, layer_, args, f_.act.ffn_input(layer_, 1), bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
     if (streams_) {
@@ -171,6 +177,9 @@ class FfnPart {
   }
 
  private:
+  // Of one token, with its neurons.
+  const float* handed_over() const { return hands_over_input(f_, layer_) ? f_.act.ffn_input(layer_, 1).x : f_.act.x; }
+
   const ForwardArgs& f_;
   const LayerSplit& split_;
   int64_t layer_, T_;

@@ -68,11 +68,17 @@ void forward_head(const ForwardArgs& f, int64_t first, int64_t count);
 void attention_block(const ForwardArgs& f, int64_t layer, int64_t T, float* y);  // act.normed -> y
 // act.ffn_input(layer, T) -> y: the neurons of this device's shard, as `sparse` says.
 void ffn_dense_block(const ForwardArgs& f, int64_t layer, int64_t T, Vector down_bias, float* y);
-void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Vector down_bias, float* y);
+void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& sparse, Act in, Vector down_bias,
+                      float* y);  // `in` instead of act.ffn_input()
 // x [T][n_embd] -> act.normed, act.ffn_input(layer, T).
 void attention_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 void ffn_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 
+// Whether the hand-off of one token brings the FFN's normed input instead of x: the main device has made it, and the
+// CPU need not do so again while the device waits.
+bool hands_over_input(const ForwardArgs& f, int64_t layer);
+// Whether the next layer's predictor, on the main device or on the CPU, reads this layer's FFN input.
+bool next_looks_back(const ForwardArgs& f, int64_t layer, bool on_main);
 // Whether the CPU's neurons of a layer visit the main device for this batch, so that the CPU has no part in its FFN.
 bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the

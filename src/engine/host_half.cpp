@@ -40,26 +40,46 @@ void HostHalf::attention_part(int64_t layer, int64_t T, const float* x, float* y
   attention_block(f_, layer, T, y);
 }
 
+Act HostHalf::ffn_input(int64_t layer, const float* x) {
+  Act in = act_.ffn_input(layer, 1);
+  if (!hands_over_input(f_, layer)) {
+    ffn_norm(f_, layer, x, 1);
+    return in;
+  }
+  if (next_looks_back(f_, layer, false)) {
+    std::copy_n(x, config_.n_embd, in.x);
+  } else {
+    in.x = const_cast<float*>(x);  // inputs of operations are only read
+  }
+  const FfnShard& shard = f_.weights.layers[static_cast<size_t>(layer)].ffn;
+  if (is_quantized(shard.gate.type) || (shard.up && is_quantized(shard.up.type))) {
+    host_.quantize(in, 1, config_.n_embd);
+  }
+  return in;
+}
+
 // The neurons whose gates the main device has evaluated, then the gates of the others.
-void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Vector down_bias, float* y) {
+void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Act in, Vector down_bias, float* y) {
   const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
   const int64_t n_lone = split_[static_cast<size_t>(layer)].n_lone_gates;
   SparseArgs known = sparse_args(f_, layer);
   known.predicted = request.ids, known.n_predicted = request.n_ids, known.gate_values = request.values;
-  ffn_sparse_block(f_, layer, known, down_bias, y);
+  ffn_sparse_block(f_, layer, known, in, down_bias, y);
   if (n_lone == whole.n()) return;
   const int32_t n_known = act_.n_active[layer];
-  host_.ffn_sparse(slice_neurons(whole, n_lone, whole.n() - n_lone), sparse_args(f_, layer), act_.ffn_input(layer, 1),
-                   {}, y);
+  host_.ffn_sparse(slice_neurons(whole, n_lone, whole.n() - n_lone), sparse_args(f_, layer), in, {}, y);
   act_.n_active[layer] += n_known;
 }
 
 void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request, const float* x, float* y) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
   const Vector bias = f_.weights.layers[static_cast<size_t>(layer)].ffn_down_bias;
-  ffn_norm(f_, layer, x, T);
-  if (T > 1 || !f_.sparse || split.selection == Selection::all) return ffn_dense_block(f_, layer, T, bias, y);
-  if (split.n_lone_gates > 0) return ffn_lone_gates(layer, request, bias, y);
+  if (T > 1 || !f_.sparse || split.selection == Selection::all) {
+    ffn_norm(f_, layer, x, T);
+    return ffn_dense_block(f_, layer, T, bias, y);
+  }
+  const Act in = ffn_input(layer, x);
+  if (split.n_lone_gates > 0) return ffn_lone_gates(layer, request, in, bias, y);
   SparseArgs sparse = sparse_args(f_, layer);
   if (split.selection == Selection::predictor) {
     if (split.predictor_on_main) {
@@ -68,7 +88,7 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request,
       predict_neurons(f_, layer, x, {});
     }
   }
-  ffn_sparse_block(f_, layer, sparse, bias, y);
+  ffn_sparse_block(f_, layer, sparse, in, bias, y);
 }
 
 void HostHalf::serve_layer(int64_t layer, int64_t T) {
@@ -76,15 +96,7 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
   const bool has_cold = split.has_cold && !streams_cold(f_, layer, T);
   const size_t bytes = static_cast<size_t>(T * config_.n_embd) * sizeof(float);
   float* const answer = mailbox_.answer_buffer();
-  if (config_.parallel_block) {
-    if (!split.attention_on_host && !has_cold) return;
-    const MailboxRequest request = mailbox_.wait_request();
-    std::memset(answer, 0, bytes);
-    if (has_cold) ffn_part(layer, T, request, request.x, answer);
-    if (split.attention_on_host) attention_part(layer, T, request.x, answer);
-    return mailbox_.answer();
-  }
-  if (split.attention_on_host) {
+  if (!config_.parallel_block && split.attention_on_host) {
     const float* x = mailbox_.wait_request().x;
     std::memset(answer, 0, bytes);
     attention_part(layer, T, x, answer);
@@ -95,10 +107,12 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
     }
     mailbox_.answer();
   }
-  if (!has_cold) return;
+  const bool attends = config_.parallel_block && split.attention_on_host;
+  if (!has_cold && !attends) return;
   const MailboxRequest request = mailbox_.wait_request();
   std::memset(answer, 0, bytes);
-  ffn_part(layer, T, request, request.x, answer);
+  if (has_cold) ffn_part(layer, T, request, request.x, answer);
+  if (attends) attention_part(layer, T, request.x, answer);
   mailbox_.answer();
 }
 
