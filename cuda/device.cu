@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "core/device_clock.h"
 #include "cuda/gemm.cuh"
 #include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
@@ -15,6 +16,7 @@
 #include "cuda/op_queue.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staging.cuh"
+#include "cuda/stamps.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -40,7 +42,7 @@ class Layout {
   size_t total_ = 0;
 };
 
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public DeviceClock {
  public:
   explicit CudaDevice(int gpu);
   ~CudaDevice() override;
@@ -53,6 +55,11 @@ class CudaDevice final : public Device {
   void download(void* host, const void* device, size_t bytes) override;
   void fill_zero(void* device, size_t bytes) override;
   void synchronize() override;
+  void stamp() override {
+    gpu_.flush();
+    stamps_.stamp(stream_);
+  }
+  std::vector<double> read_stamps() override { return stamps_.read(); }
   Matrix adopt(const Matrix& host) override;
   Vector adopt(const Vector& host) override;
   size_t adopted_bytes(const Matrix& host) const override {
@@ -143,6 +150,7 @@ class CudaDevice final : public Device {
   PinnedMemory staging_;  // for small copies: a ring for those to the device, then a buffer for those from it
   size_t staging_at_ = 0;
   std::vector<GraphExec> graphs_;
+  Stamps stamps_;
 
   DeviceBuffer staging_memory_;
   std::optional<Staging> staging_slots_;

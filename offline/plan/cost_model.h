@@ -25,7 +25,7 @@ struct CostModel {
 
   // Share of those that kernels reach: whole matrices, and rows gathered by id.
   double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6;
-  double cpu_dense_efficiency = 0.8, cpu_sparse_efficiency = 0.8;
+  double cpu_dense_efficiency = 0.7, cpu_sparse_efficiency = 0.65;
   // Cold rows that the GPU gathers over PCIe at the same time add this share of the link to the CPU's bandwidth.
   double pcie_gather_efficiency = 0.0;
 
@@ -36,11 +36,11 @@ struct CostModel {
   // Fixed times, seconds, as measured on an H200 in the middle of a token: kernels that do little still take several
   // times a bare kernel's time.
   double kernel_seconds = 1.3e-6;  // one dependent kernel inside a graph
-  double attention_kernels = 5;    // norm, QKV, rope + cache, attention, output product
-  double ffn_kernels = 8;          // norm, gates + compaction, down + residual
-  double predictor_kernels = 8;    // two, and the list of neurons
+  double attention_kernels = 4;    // norm, QKV, rope + cache + attention, output product
+  double ffn_kernels = 5;          // norm, gates + compaction, down + residual
+  double predictor_kernels = 5;    // two, and the list of neurons
   double head_kernels = 3;         // norm, head, argmax
-  double handoff_seconds = 25e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
+  double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
   double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 
@@ -71,7 +71,7 @@ struct CostModel {
 
 // GPU memory beyond the model's tensors.
 struct GpuReserve {
-  uint64_t context_bytes = uint64_t{700} << 20;   // CUDA context, kernels' code, cuBLAS (658 MiB on an H200)
+  uint64_t context_bytes = uint64_t{300} << 20;   // CUDA context, kernels' code, cuBLAS (264 MiB on an H200)
   uint64_t margin_bytes = uint64_t{64} << 20;     // left free on purpose
   uint64_t staging_bytes = uint64_t{64} << 20;    // double buffer through which a prompt's cold weights are streamed
   uint64_t workspace_bytes = uint64_t{48} << 20;  // cuBLAS workspace, slabs of dequantised weights

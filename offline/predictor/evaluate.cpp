@@ -177,7 +177,7 @@ Evaluation evaluate_predictors(model::Model& model, Device& dense, Device& spars
     std::vector<int32_t> inputs;
     if (bos) inputs.push_back(*bos);
     const auto text = ids.subspan(static_cast<size_t>(w.begin), static_cast<size_t>(w.n_inputs));
-    inputs.insert(inputs.end(), text.begin(), text.end());
+    std::copy(text.begin(), text.end(), std::back_inserter(inputs));
     const int64_t skipped = static_cast<int64_t>(inputs.size()) - w.n_targets;
     std::vector<DensePosition> positions;
     dense_engine.truncate(0);
