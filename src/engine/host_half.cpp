@@ -46,13 +46,14 @@ Act HostHalf::ffn_input(int64_t layer, const float* x) {
     ffn_norm(f_, layer, x, 1);
     return in;
   }
-  if (next_looks_back(f_, layer, false)) {
+  const bool kept = next_looks_back(f_, layer, false);  // for the next layer's predictor, whatever its weights are
+  if (kept) {
     std::copy_n(x, config_.n_embd, in.x);
   } else {
     in.x = const_cast<float*>(x);  // inputs of operations are only read
   }
   const FfnShard& shard = f_.weights.layers[static_cast<size_t>(layer)].ffn;
-  if (is_quantized(shard.gate.type) || (shard.up && is_quantized(shard.up.type))) {
+  if (kept || is_quantized(shard.gate.type) || (shard.up && is_quantized(shard.up.type))) {
     host_.quantize(in, 1, config_.n_embd);
   }
   return in;
