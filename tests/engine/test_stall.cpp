@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "cpu/cpu.h"
 #include "engine/engine.h"
+#include "support/halves.h"
 #include "support/paths.h"
 #include "support/stalling_device.h"
 #include "support/tiny_model.h"
@@ -22,23 +23,11 @@ using namespace std::chrono_literals;
 
 constexpr auto kPatience = 200ms;
 
-// Half of every layer's neurons on each side; attention on the main device.
-engine::Placement halves(const model::Config& c) {
-  engine::Placement p;
-  p.embedding = p.output = engine::Where::gpu;
-  for (int64_t l = 0; l < c.n_layer; ++l) {
-    engine::LayerPlacement& layer = p.layers.emplace_back();
-    layer.attention = engine::Where::gpu;
-    for (int32_t id = 0; id < c.n_ff; id += 2) layer.gpu_bucket.push_back(id);
-  }
-  return p;
-}
-
 struct Divided {
   explicit Divided(EngineOptions options = {}) {
     options.patience = kPatience;
     EXPECT_FALSE(model.prepare_sparse().has_value());
-    engine.emplace(model, main, options, engine::Division{host, halves(model.config()), team});
+    engine.emplace(model, main, options, engine::Division{host, test::halves(model.config()), team});
   }
   test::TempDir dir;
   model::Model model = model::Model::load(test::write_tiny_model(dir / "m.gguf"));
@@ -93,7 +82,7 @@ TEST(Stall, TheCauseIsReportedAndNotTheConsequence) {
     Device& host = on_host ? failing : *d.host_device;
     d.engine.reset();
     const auto fresh_main = cpu::make_reference_device();
-    Engine e(d.model, main, {.patience = kPatience}, {host, halves(d.model.config()), d.team});
+    Engine e(d.model, main, {.patience = kPatience}, {host, test::halves(d.model.config()), d.team});
     EXPECT_EQ(error_of(e, {1}), "no such norm") << (on_host ? "on the host" : "on the main device");
   }
 }

@@ -8,6 +8,7 @@
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "engine/engine.h"
+#include "support/halves.h"
 #include "support/paths.h"
 #include "support/stalling_device.h"
 #include "support/tiny_model.h"
@@ -17,17 +18,6 @@ namespace {
 
 using engine::Engine;
 using namespace std::chrono_literals;
-
-engine::Placement halves(const model::Config& c) {
-  engine::Placement p;
-  p.embedding = p.output = engine::Where::gpu;
-  for (int64_t l = 0; l < c.n_layer; ++l) {
-    engine::LayerPlacement& layer = p.layers.emplace_back();
-    layer.attention = engine::Where::gpu;
-    for (int32_t id = 0; id < c.n_ff; id += 2) layer.gpu_bucket.push_back(id);
-  }
-  return p;
-}
 
 class GpuStall : public testing::TestWithParam<bool> {
  protected:
@@ -47,7 +37,7 @@ TEST_P(GpuStall, ACpuThatFallsSilentIsAnErrorAndTheGpuGoesOn) {
     const auto gpu = cuda::make_device(0);
     const auto cpu = cpu::make_device(team);
     test::StallingDevice host(*cpu);
-    Engine e(model, *gpu, {.use_graph = GetParam(), .patience = 500ms}, {host, halves(model.config()), team});
+    Engine e(model, *gpu, {.use_graph = GetParam(), .patience = 500ms}, {host, test::halves(model.config()), team});
     EXPECT_NO_THROW(e.eval_greedy(1));
     EXPECT_NO_THROW(e.eval_greedy(2));
     if (!stall) continue;

@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/random.h"
 #include "support/tiny_gguf.h"
@@ -18,14 +19,7 @@
 namespace hearth::model {
 namespace {
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using test::message_of;
 
 void expect_part(const std::string& message, const std::string& part) {
   EXPECT_NE(message.find(part), std::string::npos) << message;

@@ -6,20 +6,14 @@
 #include "core/error.h"
 #include "model/model.h"
 #include "model/sidecar.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/tiny_gguf.h"
 
 namespace hearth::model {
 namespace {
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using test::message_of;
 
 class SidecarTest : public testing::Test {
  protected:

@@ -11,6 +11,7 @@
 #include "offline/plan/planner.h"
 #include "offline/profile/import.h"
 #include "plan_cases.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/tiny_gguf.h"
 
@@ -19,20 +20,11 @@ namespace {
 
 using engine::Selection;
 using engine::Where;
+using test::message_of;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 uint64_t gib(double n) {
   return static_cast<uint64_t>(n * kGiB);
-}
-
-template <typename F>
-std::string message_of(F&& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 PlanRequest request(SparsityRule rule = SparsityRule::auto_, int64_t n_ctx = 2048) {

@@ -11,6 +11,7 @@
 #include "offline/plan/explain.h"
 #include "offline/plan/planner.h"
 #include "plan_cases.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/tiny_gguf.h"
 
@@ -18,18 +19,9 @@ namespace hearth::offline {
 namespace {
 
 using engine::Selection;
+using test::message_of;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
-
-template <typename F>
-std::string message_of(F&& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // --- thresholds ---
 

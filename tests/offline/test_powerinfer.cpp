@@ -13,20 +13,14 @@
 #include "model/sidecar.h"
 #include "offline/convert/powerinfer.h"
 #include "offline/plan/gpu_index.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/tiny_gguf.h"
 
 namespace hearth::offline {
 namespace {
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using test::message_of;
 
 void make_powerinfer(const std::filesystem::path& path) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);

@@ -11,11 +11,14 @@
 #include "offline/predictor/compare.h"
 #include "offline/predictor/evaluate.h"
 #include "offline/synth.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/tiny_gguf.h"
 
 namespace hearth::offline {
 namespace {
+
+using test::message_of;
 
 using model::PredictorInput;
 
@@ -38,10 +41,7 @@ Samples gather(model::Model& m, const Corpus& corpus, SampleOptions options = {}
 class Bench {
  public:
   explicit Bench(model::Model& m, int threads = 2)
-      : team_(threads),
-        device_(cpu::make_device(team_)),
-        products_(*device_, team_),
-        model_(m) {}
+      : team_(threads), device_(cpu::make_device(team_)), products_(*device_, team_), model_(m) {}
   std::vector<model::PredictorData> fit(const Samples& samples, const Candidate& candidate, const FitOptions& options) {
     std::vector<model::PredictorData> layers;
     for (size_t l = 0; l < model_.weights().layers.size(); ++l) {
@@ -267,21 +267,16 @@ TEST_F(FitTest, TheCheapestThatReachesTheRecallIsChosen) {
 
 TEST_F(FitTest, RefusesWhatCannotBe) {
   load({});
-  const auto message = [](const std::function<void()>& action) -> std::string {
-    try {
-      action();
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "no error";
-  };
-  EXPECT_NE(message([&] { gather(*model_, corpus(3)); }).find("give more text"), std::string::npos);
+  EXPECT_NE(message_of([&] { gather(*model_, corpus(3)); }).find("give more text"), std::string::npos);
   Bench bench(*model_);
-  EXPECT_NE(message([&] { bench.evaluate({1, 2, 3}); }).find("has no predictors"), std::string::npos);
+  EXPECT_NE(message_of([&] { bench.evaluate({1, 2, 3}); }).find("has no predictors"), std::string::npos);
   const Samples samples = gather(*model_, corpus(8));
   LayerFit fit(*model_, 0, samples, {}, bench.products(), bench.team());
-  EXPECT_NE(message([&] { fit.weights({FitMethod::svd, 64, DType::f16}); }).find("up to 32"), std::string::npos);
-  EXPECT_NE(message([&] { fit.weights({FitMethod::svd, 16, DType::q8_0}); }).find("multiple of 32"), std::string::npos);
+  EXPECT_NE(message_of([&] { fit.weights({FitMethod::svd, 64, DType::f16}); }).find("up to 32"), std::string::npos);
+  EXPECT_NE(message_of([&] {
+              fit.weights({FitMethod::svd, 16, DType::q8_0});
+            }).find("multiple of 32"),
+            std::string::npos);
   EXPECT_THROW(parse_fit_method("oracle"), Error);
 }
 

@@ -10,11 +10,14 @@
 #include "offline/profile/import.h"
 #include "offline/profile/torch_tensor.h"
 #include "offline/profile/zip.h"
+#include "support/errors.h"
 #include "support/paths.h"
 #include "support/random.h"
 
 namespace hearth::offline {
 namespace {
+
+using test::message_of;
 
 uint32_t crc32_of(const std::string& data) {
   uint32_t c = 0xFFFFFFFFu;
@@ -86,15 +89,6 @@ std::string make_tensor(const Pickled& p, const std::string& data) {
 std::vector<int64_t> parse(const std::string& image) {
   return read_torch_vector(std::as_bytes(std::span(image)), "test.pt");
 }
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 const std::vector<int64_t> kFive = {7, 0, 1LL << 40, 3, 12};
 
 TEST(ProfileImport, ReadsTensors) {
