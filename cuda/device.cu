@@ -517,12 +517,7 @@ void CudaDevice::launch(int graph) {
 }  // namespace
 
 std::unique_ptr<Device> make_device(int gpu) {
-  std::string why;
-  const std::vector<GpuInfo> gpus = list_gpus(&why);
-  if (gpus.empty()) fail("no GPU to run on: {}; use --device cpu", why);
-  if (gpu < 0 || static_cast<size_t>(gpu) >= gpus.size()) {
-    fail("there is no GPU {}; this machine has GPUs 0 to {}", gpu, gpus.size() - 1);
-  }
+  require_gpu(gpu);
   return std::make_unique<CudaDevice>(gpu);
 }
 

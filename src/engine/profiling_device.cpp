@@ -100,12 +100,18 @@ void ProfilingDevice::read_clock() {
   intervals_.clear();
 }
 
+// Unless one is open: operations that are done inside the next one are in its interval.
+void ProfilingDevice::begin_interval() {
+  if (!held_.empty()) return;
+  if (intervals_.size() >= kUnreadStamps) read_clock();
+  if (intervals_.empty()) clock_->stamp();
+}
+
 template <typename F>
 void ProfilingDevice::timed(std::string operation, Part part, size_t weight_bytes, F&& work) {
   if (!enabled_) return work();
   if (clock_ != nullptr) {
-    if (intervals_.size() >= kUnreadStamps && held_.empty()) read_clock();
-    if (intervals_.empty() && held_.empty()) clock_->stamp();
+    begin_interval();
     work();
     clock_->stamp();
     intervals_.push_back({std::exchange(held_, {}) + operation, part, weight_bytes});
@@ -135,8 +141,7 @@ void ProfilingDevice::embed(const Matrix& table, const int32_t* ids, const Matri
 template <typename F>
 void ProfilingDevice::with_next(const char* operation, Part part, F&& work) {
   if (!enabled_ || clock_ == nullptr) return timed(operation, part, 0, work);
-  if (intervals_.size() >= kUnreadStamps && held_.empty()) read_clock();
-  if (intervals_.empty() && held_.empty()) clock_->stamp();
+  begin_interval();
   held_ += std::string(operation) + ", ";
   work();
 }

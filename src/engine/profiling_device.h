@@ -86,6 +86,7 @@ class ProfilingDevice final : public ForwardingDevice {
   void timed(std::string operation, Part part, size_t weight_bytes, F&& work);
   template <typename F>
   void with_next(const char* operation, Part part, F&& work);
+  void begin_interval();
   void record(const Interval& what, double seconds);
   void read_clock();
 
