@@ -70,7 +70,7 @@ void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   store_predicted(args, n, grain, ids, counts);
 }
 
-// Moves the pieces' lists together, divides them at n_first and hands them out.
+// Moves the pieces' lists together and hands them out.
 void CpuDevice::store_predicted(const PredictArgs& args, int64_t n, int64_t grain, int32_t* ids,
                                 const int32_t* counts) {
   int64_t total = 0;
@@ -79,20 +79,7 @@ void CpuDevice::store_predicted(const PredictArgs& args, int64_t n, int64_t grai
     std::memmove(ids + total, ids + begin, static_cast<size_t>(count) * sizeof(int32_t));
     total += count;
   }
-  int32_t* const rest = std::lower_bound(ids, ids + total, static_cast<int32_t>(args.n_first));
-  const int64_t n_rest = ids + total - rest;
-  for (int64_t i = 0; i < n_rest; ++i) rest[i] -= static_cast<int32_t>(args.n_first);
-  const auto store = [](const int32_t* from, int64_t count, const NeuronList& to) {
-    std::copy_n(from, count, to.ids);
-    *to.count = static_cast<int32_t>(count);
-  };
-  if (args.n_first > 0) store(ids, rest - ids, args.first);
-  const HandOff& h = args.hand_off;
-  if (h.mailbox != nullptr) {
-    host(*h.mailbox).post(h.x, h.n, {rest, static_cast<size_t>(n_rest)});
-  } else if (args.n_first < n) {
-    store(rest, n_rest, args.rest);
-  }
+  hand_out(args, n, {ids, static_cast<size_t>(total)});
 }
 
 }  // namespace hearth::cpu

@@ -109,6 +109,7 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   const int64_t n_active = n > 0 ? ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted), y_bias, y) : 0;
   if (n == 0) add_bias(y_bias, 1, y);
   if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
+  if (sparse.linked != nullptr) add_linked(sparse, in, y);
   if (sparse.collect != nullptr) host(*sparse.collect).collect(y, s.down_t.cols);
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 // What the CPU devices share: host memory with accounting, and copies that are plain memcpy.
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 #include <unordered_map>
 
 #include "core/buffer.h"
@@ -49,7 +51,45 @@ class HostDevice : public Device {
   void post(Mailbox& mailbox, const float* x, int64_t n) override { host(mailbox).post(x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
 
+  bool can_link(const FfnShard&) const override { return true; }
+  FfnShard link(const FfnShard& host) override { return host; }
+
  protected:
+  // Hands out the neurons that a predictor of n neurons names, ascending, as `args` asks; changes them.
+  static void hand_out(const PredictArgs& args, int64_t n, std::span<int32_t> named) {
+    const auto store = [](std::span<const int32_t> ids, const NeuronList& to) {
+      std::copy(ids.begin(), ids.end(), to.ids);
+      *to.count = static_cast<int32_t>(ids.size());
+    };
+    // Takes those below `bound` from the front.
+    const auto take = [&](int64_t bound) {
+      const auto end = std::lower_bound(named.begin(), named.end(), static_cast<int32_t>(bound));
+      const auto taken = named.first(static_cast<size_t>(end - named.begin()));
+      named = named.subspan(taken.size());
+      return taken;
+    };
+    const auto first = take(args.n_first);
+    if (args.n_first > 0) store(first, args.first);
+    for (int32_t& id : named) id -= static_cast<int32_t>(args.n_first);
+    const auto linked = take(args.n_linked);
+    if (args.n_linked > 0) store(linked, args.linked);
+    if (args.hand_off.mailbox != nullptr) {
+      host(*args.hand_off.mailbox).post(args.hand_off.x, args.hand_off.n, named);
+    } else if (args.n_first + args.n_linked < n) {
+      store(named, args.rest);
+    }
+  }
+
+  // The part of ffn_sparse() for neurons that another device would read over its link.
+  void add_linked(const SparseArgs& sparse, Act in, float* y) {
+    const LinkedNeurons& l = *sparse.linked;
+    const SparseArgs named{.threshold = sparse.threshold,
+                           .predicted = l.named.ids,
+                           .n_predicted = l.named.count,
+                           .n_active = l.n_active};
+    ffn_sparse(l.shard, named, in, {}, y);
+  }
+
   void* allocate_bytes(size_t bytes, Purpose purpose) override {
     HostBuffer buffer(bytes);
     void* data = buffer.data();

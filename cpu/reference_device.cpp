@@ -250,19 +250,11 @@ class ReferenceDevice final : public HostDevice {
 
   void predict(const Predictor& p, Act in, const PredictArgs& args) override {
     const std::vector<double> score = scores(p, in);
-    std::vector<int32_t> first, rest;
+    std::vector<int32_t> named;
     for (int64_t k = 0; k < p.n(); ++k) {
-      if (!(score[static_cast<size_t>(k)] > p.threshold.data[k])) continue;
-      (k < args.n_first ? first : rest).push_back(static_cast<int32_t>(k < args.n_first ? k : k - args.n_first));
+      if (score[static_cast<size_t>(k)] > p.threshold.data[k]) named.push_back(static_cast<int32_t>(k));
     }
-    const auto store = [](const std::vector<int32_t>& ids, const NeuronList& list) {
-      std::copy(ids.begin(), ids.end(), list.ids);
-      *list.count = static_cast<int32_t>(ids.size());
-    };
-    if (args.n_first > 0) store(first, args.first);
-    const HandOff& h = args.hand_off;
-    if (h.mailbox != nullptr) return host(*h.mailbox).post(h.x, h.n, rest);
-    if (args.n_first < p.n()) store(rest, args.rest);
+    hand_out(args, p.n(), named);
   }
 
   void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
@@ -292,6 +284,7 @@ class ReferenceDevice final : public HostDevice {
     if (sparse.n_active != nullptr) *sparse.n_active = n_active;
     if (y_bias) add_bias(y_bias, 1, y);
     for (size_t i = 0; i < sum.size(); ++i) y[i] = static_cast<float>(y[i] + sum[i]);
+    if (sparse.linked != nullptr) add_linked(sparse, in, y);
     if (sparse.collect != nullptr) host(*sparse.collect).collect(y, static_cast<int64_t>(sum.size()));
   }
 

@@ -96,6 +96,10 @@ class CudaDevice final : public Device, public DeviceClock {
     CUDA_CHECK(cudaHostRegister(host, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
   }
   void unpin(void* host) override { cudaHostUnregister(host); }
+  bool can_link(const FfnShard& host) const override {
+    return host.gate && host.down_t && !is_quantized(host.gate.type) && ffn_list_fits(*gpu_.operator->(), host, true);
+  }
+  FfnShard link(const FfnShard& host) override;
   void open_staging(int n_slots, size_t bytes) override {
     HEARTH_CHECK(!staging_slots_, "open_staging() is called once");
     staging_memory_ = allocate(static_cast<size_t>(n_slots) * bytes, Purpose::scratch);
@@ -287,6 +291,23 @@ Vector CudaDevice::adopt(const Vector& host) {
   return {static_cast<const float*>(data), host.n};
 }
 
+// Where this device sees pinned host memory.
+template <typename T>
+T* seen_by_device(T* host) {
+  if (host == nullptr) return nullptr;
+  cudaPointerAttributes at{};
+  CUDA_CHECK(cudaPointerGetAttributes(&at, host));
+  if (at.devicePointer == nullptr) fail("the GPU cannot read the host memory that neurons were placed in; use --link off");
+  return static_cast<T*>(at.devicePointer);
+}
+
+FfnShard CudaDevice::link(const FfnShard& host) {
+  FfnShard s = host;
+  for (Matrix* m : {&s.gate, &s.up, &s.down_t}) m->data = seen_by_device(m->data);
+  for (Vector* v : {&s.gate_bias, &s.up_bias}) v->data = seen_by_device(v->data);
+  return s;
+}
+
 void CudaDevice::reserve(const Limits& l) {
   HEARTH_CHECK(storage_.bytes() == 0, "reserve() is called once");
   const auto bytes = [](int64_t n, size_t each) { return static_cast<size_t>(n) * each; };
@@ -422,6 +443,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   NeuronLists lists = neuron_lists(p.n(), args.n_first, args.hand_off);
   if (args.n_first > 0) lists.first = args.first;
   if (!lists.posts() && args.n_first < p.n()) lists.rest = args.rest;
+  if (args.n_linked > 0) lists.n_linked = static_cast<int>(args.n_linked), lists.linked = args.linked;
   if (predict_fits(p)) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1.cols, {&output, 1}) : std::nullopt;
@@ -447,7 +469,9 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
   HEARTH_CHECK((sparse.hand_off.mailbox != nullptr) == (s.n() > s.n_whole()));
   if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
   const bool exact = sparse.predicted == nullptr;
+  HEARTH_CHECK(sparse.linked == nullptr || !exact);
   if (ffn_list_fits(gpu_, s, !exact) && (!exact || ffn_gates_fit(s.gate))) return ffn_fused(s, sparse, in, y_bias, y);
+  HEARTH_CHECK(sparse.linked == nullptr, "neurons in host memory need rows as can_link() asks for");
   if (s.n() > s.n_whole()) post_gates(s, sparse, in);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
   ffn_select(gpu_, s, sparse, in, scratch);
@@ -471,7 +495,7 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
   }
   AnswerSource answer;
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
-  list.partial = scratch_.down, list.n_active = sparse.n_active;
+  list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;
   ffn_list(gpu_, s, list, in, y_bias, y);
   if (list.gate_out != nullptr) {
     list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});

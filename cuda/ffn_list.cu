@@ -2,6 +2,8 @@
 // down in one pass: gate rows stream into shared memory, up and down rows follow where the gate confirms, and every
 // thread adds the down rows of its columns in registers. The second adds the blocks' sums, the bias, and the CPU's
 // answer to y. Shares depend on positions in the list, sums are added in fixed order: the same result run after run.
+// Neurons whose rows are in host memory have a list and blocks of their own: what such rows take over the link passes
+// beside the work on the others, and few blocks keep a link busy.
 #include <array>
 
 #include "cuda/activation.cuh"
@@ -18,12 +20,24 @@ constexpr int kMaxBatch = 4;     // neurons that a group of threads takes a step
 constexpr int kStages = 2;       // batches whose rows of one kind are in flight
 constexpr int kRowsPerSlot = 3;  // gate, up, down
 constexpr int kTile = 512;       // of the block's share of the list, in shared memory
+constexpr int kMaxLinkBlocks = 16;
 
-struct ListKernelArgs {
+// A list of neurons of one shard, and the blocks that compute it.
+struct ListPart {
   FfnShard shard;
   NeuronArgs neuron;
-  FfnListArgs list;
+  const int32_t* ids;
+  const int32_t* count;
+  const float* values;
+  float* gate_out;
+  int first_block, blocks;
+};
+
+struct ListKernelArgs {
+  ListPart parts[2];  // of host memory; of the device's. Blocks of the first part come first.
+  float threshold;
   Act in;
+  float* partial;     // [gridDim.x][cols]
   int32_t* n_active;  // [gridDim.x]
   int threads;        // that share a row
   int batch;          // at most kMaxBatch / kChunks
@@ -40,24 +54,26 @@ struct ListBlock {
   using F = Format<D>;
   static constexpr int kBatch = kMaxBatch / kChunks;
   const ListKernelArgs& a;
+  const ListPart& part;
   const int lane, warp, group, groups, t;
   RowSlots<D, kChunks> slots;
   OwnedInput<D, kChunks> in;
   float acc[kChunks][F::kWeights] = {};
   const int32_t* ids;  // of the tile, in shared memory
-  const float* known;  // act(gate) of the tile's neurons, with list.values
+  const float* known;  // act(gate) of the tile's neurons, with part.values
   int n;               // neurons in the tile
   int64_t list_first, list_step;
   int n_active = 0;
 
-  __device__ ListBlock(const ListKernelArgs& args, uint4* shared)
+  __device__ ListBlock(const ListKernelArgs& args, const ListPart& own, uint4* shared)
       : a(args),
+        part(own),
         lane(threadIdx.x % kWarp),
         warp(threadIdx.x / kWarp),
         group(threadIdx.x / args.threads),
         groups(blockDim.x / args.threads),
         t(threadIdx.x % args.threads),
-        slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, args.shard.down_t.cols) {}
+        slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, own.shard.down_t.cols) {}
 
   __device__ __forceinline__ int position(int batch, int r) const { return (batch * groups + group) * a.batch + r; }
   __device__ __forceinline__ bool has(int batch, int r) const {
@@ -70,7 +86,7 @@ struct ListBlock {
   __device__ __forceinline__ void request_gates(int batch) const {
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) {
-      if (has(batch, r)) slots.request(slot(0, batch, r), a.shard.gate, ids[position(batch, r)]);
+      if (has(batch, r)) slots.request(slot(0, batch, r), part.shard.gate, ids[position(batch, r)]);
     }
   }
   __device__ __forceinline__ void request_up_down(int batch, unsigned active) const {
@@ -78,8 +94,8 @@ struct ListBlock {
     for (int r = 0; r < kBatch; ++r) {
       if ((active >> r & 1) == 0) continue;
       const int row = ids[position(batch, r)];
-      if (a.shard.up.data != nullptr) slots.request(slot(1, batch, r), a.shard.up, row);
-      slots.request(slot(2, batch, r), a.shard.down_t, row);
+      if (part.shard.up.data != nullptr) slots.request(slot(1, batch, r), part.shard.up, row);
+      slots.request(slot(2, batch, r), part.shard.down_t, row);
     }
   }
   // The thread's part of row . input.
@@ -105,7 +121,7 @@ struct ListBlock {
   // One step of the pipeline: the gates of `batch`, and what is left of the batch two before it. sums: [warps][2 *
   // kMaxBatch] in shared memory, another one than in the step before.
   __device__ __forceinline__ Gates step(int batch, const Gates& old, float (*sums)[2 * kMaxBatch]) {
-    const bool reads_gate = a.list.values == nullptr, has_up = a.shard.up.data != nullptr;
+    const bool reads_gate = part.values == nullptr, has_up = part.shard.up.data != nullptr;
     wait_copy_groups<1>();
     float dots[2 * kMaxBatch] = {};
 #pragma unroll
@@ -131,15 +147,15 @@ struct ListBlock {
     Gates now;
     if (lane < kMaxBatch && has(batch, r)) {
       const int at = position(batch, r);
-      now.value = reads_gate ? a.neuron.gate(sum, ids[at]) : known[at];
-      if (a.list.gate_out != nullptr && t == lane) a.list.gate_out[list_first + at * list_step] = now.value;
+      now.value = reads_gate ? part.neuron.gate(sum, ids[at]) : known[at];
+      if (part.gate_out != nullptr && t == lane) part.gate_out[list_first + at * list_step] = now.value;
     }
-    const bool active = lane < kMaxBatch && has(batch, r) && (!reads_gate || fabsf(now.value) > a.list.threshold);
+    const bool active = lane < kMaxBatch && has(batch, r) && (!reads_gate || fabsf(now.value) > a.threshold);
     now.active = __ballot_sync(kAllLanes, active);
     n_active += __popc(now.active);
     float value = __shfl_sync(kAllLanes, old.value, r);
     if (has_up && lane >= kMaxBatch && lane < 2 * kMaxBatch && (old.active >> r & 1) != 0) {
-      value *= a.neuron.up(sum, ids[position(batch - 2, r)]);
+      value *= part.neuron.up(sum, ids[position(batch - 2, r)]);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -151,7 +167,7 @@ struct ListBlock {
 
   // All neurons of a tile of the list.
   __device__ __forceinline__ void run_tile(float (*sums)[kMaxWarps][2 * kMaxBatch]) {
-    const bool reads_gate = a.list.values == nullptr;
+    const bool reads_gate = part.values == nullptr;
     const int batches = (n + groups * a.batch - 1) / (groups * a.batch);
 #pragma unroll
     for (int b = 0; b < kStages; ++b) {
@@ -213,25 +229,26 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   __shared__ float sums[2][kMaxWarps][2 * kMaxBatch];
   grid_trigger();
   grid_wait();
-  const int64_t count = __ldcg(a.list.count);
-  ListBlock<D, kChunks> block(a, shared);
-  block.in.load(a.in, a.shard.down_t.cols, block.t, a.threads);
-  block.ids = ids, block.known = known, block.list_step = gridDim.x;
-  // The block has positions blockIdx.x, blockIdx.x + gridDim.x, ... of the list.
-  const int64_t share = count > blockIdx.x ? (count - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
+  const int64_t count = __ldcg(part.count), first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
+  ListBlock<D, kChunks> block(a, part, shared);
+  block.in.load(a.in, part.shard.down_t.cols, block.t, a.threads);
+  block.ids = ids, block.known = known, block.list_step = step;
+  // The block has positions first, first + step, ... of the list.
+  const int64_t share = count > first ? (count - first + step - 1) / step : 0;
   for (int64_t tile = 0; tile < share; tile += kTile) {
     block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
-    block.list_first = blockIdx.x + tile * gridDim.x;
+    block.list_first = first + tile * step;
     __syncthreads();
     for (int i = threadIdx.x; i < block.n; i += blockDim.x) {
-      ids[i] = __ldcg(a.list.ids + block.list_first + static_cast<int64_t>(i) * gridDim.x);
-      if (a.list.values != nullptr) known[i] = __ldcg(a.list.values + ids[i]);
+      ids[i] = __ldcg(part.ids + block.list_first + i * step);
+      if (part.values != nullptr) known[i] = __ldcg(part.values + ids[i]);
     }
     __syncthreads();
     block.run_tile(sums);
   }
   __syncthreads();
-  block.store(a.list.partial + blockIdx.x * a.shard.down_t.cols, reinterpret_cast<float*>(shared));
+  block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
   // Each group has counted its own: the first thread of each, in turn.
   __shared__ int active[kMaxWarps];
   if (block.t == 0) active[block.group] = block.n_active;
@@ -254,7 +271,9 @@ struct MergeArgs {
   const float* bias;
   float* y;
   const int32_t* block_active;  // [splits]
-  int32_t* n_active;            // or null
+  int link_splits;              // the first of them
+  int32_t* n_active;            // of the others, or null
+  int32_t* n_linked_active;     // of those, or null
   AnswerSource answer;          // answer null: none
 };
 
@@ -282,12 +301,14 @@ __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const 
     }
 #pragma unroll
     for (int i = 0; i < kVec; ++i) sums[warp][i][lane] = sum[i];
-    if (blockIdx.x == 0 && warp == 0 && a.n_active != nullptr) {
+    const auto count = [&](int first, int end, int32_t* to) {
       int total = 0;
-      for (int s = lane; s < a.splits; s += kWarp) total += __ldcg(a.block_active + s);
+      for (int s = first + lane; s < end; s += kWarp) total += __ldcg(a.block_active + s);
       total = warp_sum(total);
-      if (lane == 0) *a.n_active = total;
-    }
+      if (lane == 0) *to = total;
+    };
+    if (blockIdx.x == 0 && warp == 0 && a.n_active != nullptr) count(a.link_splits, a.splits, a.n_active);
+    if (blockIdx.x == 0 && warp == 1 && a.n_linked_active != nullptr) count(0, a.link_splits, a.n_linked_active);
     __syncthreads();
     return;
   }
@@ -383,13 +404,26 @@ bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
 void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, Vector y_bias, float* y) {
   const int64_t blocks = list_blocks(gpu), n = s.down_t.cols;
   auto* block_active = reinterpret_cast<int32_t*>(list.partial + blocks * n);
+  ListKernelArgs args{};
+  MergeArgs merge{};
+  if (const LinkedNeurons* l = list.linked; l != nullptr) {
+    HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type && l->shard.down_t.cols == n);
+    const int link_blocks = std::clamp(static_cast<int>(blocks) / 8, 1, kMaxLinkBlocks);
+    args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr, 0, link_blocks};
+    merge.link_splits = link_blocks, merge.n_linked_active = l->n_active;
+  }
+  const int first = args.parts[0].blocks;
+  args.parts[1] = {s,           neuron_args(s), list.ids, list.count,
+                   list.values, list.gate_out,  first,    static_cast<int>(blocks) - first};
+  args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
-    launch(gpu, list_kernel<D, kChunks>, grid_size(blocks), p.threads * p.groups, p.shared_bytes,
-           ListKernelArgs{s, neuron_args(s), list, in, block_active, p.threads, p.batch});
+    args.threads = p.threads, args.batch = p.batch;
+    launch(gpu, list_kernel<D, kChunks>, grid_size(blocks), p.threads * p.groups, p.shared_bytes, args);
   });
   HEARTH_CHECK(fits);
-  MergeArgs merge{
-      list.partial, static_cast<int>(blocks), static_cast<int>(n), y_bias.data, y, block_active, list.n_active, {}};
+  merge.partial = list.partial, merge.splits = static_cast<int>(blocks), merge.n = static_cast<int>(n);
+  merge.bias = y_bias.data, merge.y = y;
+  merge.block_active = block_active, merge.n_active = list.n_active;
   if (list.answer != nullptr) merge.answer = *list.answer;
   launch(gpu, merge_kernel, grid_size(ceil_div(n, kWarp * kVec)), (kMergeWarps + 1) * kWarp, 0, merge);
 }

@@ -10,14 +10,15 @@ constexpr int64_t kMaxMaskWords = 2048;
 constexpr int64_t kMaxMaskNeurons = kMaxMaskWords * 32;     // of a layer
 constexpr size_t kListSharedBytes = 2 * kMaxMaskWords * 4;  // dynamic shared memory of the kernels that make lists
 
-// Where the named neurons are listed: [0, n_first) in `first`, [n_first, n), numbered from 0 again, in `rest` or in the
-// hand-off. A list whose ids are null is not wanted.
+// Where the named neurons are listed: [0, n_first) in `first`; [n_first, n), numbered from 0 again, the first n_linked of
+// them in `linked`, the others in `rest` or in the hand-off. A list whose ids are null is not wanted.
 struct NeuronLists {
-  int n = 0, n_first = 0;
+  int n = 0, n_first = 0, n_linked = 0;
   uint32_t* mask = nullptr;     // [ceil(n / 32)] scratch: bit k % 32 of word k / 32
   unsigned* arrived = nullptr;  // scratch: blocks that are done; zero between kernels
   NeuronList first;
   int32_t* first_ids_copy = nullptr;  // optional
+  NeuronList linked;  // wanted if and only if n_linked > 0
   NeuronList rest;
   // With a hand-off:
   PostTarget post;           // posted null: none
@@ -121,18 +122,33 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
       }
     }
   };
-  if (rest_ids != nullptr) {
+  const int linked_end = a.n_first + a.n_linked;
+  int n_linked = 0;  // named ones among the linked
+  if (a.n_linked > 0) {
+    const int w = linked_end / 32;
+    if (w >= n_words) {
+      n_linked = total.y;
+    } else {
+      n_linked = (w == boundary ? 0 : before[w]) + __popc(words[w] & ~first_bits(w) & ((1u << (linked_end % 32)) - 1u));
+    }
+  }
+  if (rest_ids != nullptr || a.n_linked > 0) {
     each_named(boundary, n_words, false, [&](int to, int k) {
-      rest_ids[to] = k - a.n_first;
-      if (a.values != nullptr) a.post.values[to] = __ldcg(a.values + k);
+      if (to < n_linked) {
+        a.linked.ids[to] = k - a.n_first;
+      } else if (rest_ids != nullptr) {
+        rest_ids[to - n_linked] = k - a.n_first;
+        if (a.values != nullptr) a.post.values[to - n_linked] = __ldcg(a.values + k);
+      }
     });
   }
   if (a.posts()) {
     __syncthreads();
-    if (threadIdx.x == 0) raise_posted(a.post, number, total.y);
+    if (threadIdx.x == 0) raise_posted(a.post, number, total.y - n_linked);
   } else if (threadIdx.x == 0 && rest_ids != nullptr) {
-    *a.rest.count = total.y;
+    *a.rest.count = total.y - n_linked;
   }
+  if (threadIdx.x == 0 && a.n_linked > 0) *a.linked.count = n_linked;
   if (a.first.ids == nullptr) return;
   each_named(0, min(boundary + 1, n_words), true, [&](int to, int k) {
     a.first.ids[to] = k;

@@ -36,6 +36,7 @@ struct FfnListArgs {
   float* partial = nullptr;       // scratch, ffn_list_bytes()
   int32_t* n_active = nullptr;    // out, optional
   const AnswerSource* answer = nullptr;  // to be added in the same pass, or null
+  const LinkedNeurons* linked = nullptr;  // beside the list, or null
 };
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd);
 // Whether ffn_list() can: gate (where read), up and down_t of one type, rows of whole 16-byte chunks that fit.

@@ -21,6 +21,7 @@ using nlohmann::ordered_json;
 struct Sweep {
   std::vector<std::string> models, thresholds;
   std::vector<double> budgets;  // GiB
+  std::vector<double> link_shares;
   std::vector<int64_t> threads, contexts;
 
   std::vector<std::string> swept_keys() const {
@@ -68,6 +69,7 @@ std::vector<Setting> settings_of(const BenchOptions& o) {
   });
   cross(all, o.sweep.contexts, [](Setting& s, int64_t n_ctx) { s.model.n_ctx = n_ctx; });
   cross(all, o.sweep.budgets, [](Setting& s, double budget) { s.model.vram_budget = budget; });
+  cross(all, o.sweep.link_shares, [](Setting& s, double share) { s.model.link_share = share; });
   cross(all, o.sweep.threads, [](Setting& s, int64_t threads) { s.model.threads = static_cast<int>(threads); });
   return all;
 }
@@ -154,6 +156,7 @@ void run_tests(const BenchOptions& o, const Setting& setting, Results& results) 
 std::string name_of(const Setting& s) {
   std::string name = s.model.model;
   if (s.model.vram_budget) name += fmt::format(", --vram-budget {:g}", *s.model.vram_budget);
+  if (s.model.link_share) name += fmt::format(", --link-share {:g}", *s.model.link_share);
   if (s.model.threads > 0) name += fmt::format(", -t {}", s.model.threads);
   if (!s.threshold.empty()) name += ", --sparse-threshold " + s.threshold;
   return name + fmt::format(", -c {}", s.model.n_ctx);
@@ -210,7 +213,7 @@ void bench(BenchOptions o) {
 
 // In place of the options for one value.
 void add_sweep_options(CLI::App& sub, Sweep& s) {
-  for (const char* name : {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold"}) {
+  for (const char* name : {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold", "--link-share"}) {
     sub.remove_option(sub.get_option(name));
   }
   const auto several = [&sub](const char* name, std::vector<std::string>& values, const char* help) {
@@ -232,6 +235,13 @@ void add_sweep_options(CLI::App& sub, Sweep& s) {
                  "(default: the whole model on the GPU where it fits)")
       ->delimiter(',')
       ->type_name("GiB,GiB,...")
+      ->group("Sweeps");
+  sub.add_option("--link-share", s.link_shares,
+                 "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
+                 "others (default: as the bandwidths balance); 0,0.3 shows whether it pays")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("X,X,...")
       ->group("Sweeps");
   sub.add_option("--sparse-threshold", s.thresholds,
                  "A neuron is active when |act(gate)| exceeds this, as for `hearth run`: numbers, \"sidecar\" or "

@@ -92,7 +92,7 @@ class Bench {
   engine::Engine& engine_;
   int repetitions_;
   bool measure_bandwidth_;
-  std::vector<double> main_bandwidths_, host_bandwidths_;  // beside the repetitions of the running test
+  engine::SideBytes bandwidths_;  // measured beside the repetitions of the running test, bytes/s
 };
 
 // Rows as JSON objects, under llama-bench's names where it has them; what does not apply is null.

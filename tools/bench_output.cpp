@@ -92,7 +92,9 @@ std::vector<Column> columns_of(const ordered_json& row, const std::vector<std::s
              scaled("GPU MB", 8, "gpu_bytes_per_token", 1e-6, "{:.1f}"),
              scaled("GPU GB/s", 8, "gpu_bytes_per_second", 1e-9, "{:.1f}"),
              scaled("CPU MB", 8, "cpu_bytes_per_token", 1e-6, "{:.1f}"),
-             scaled("CPU GB/s", 8, "cpu_bytes_per_second", 1e-9, "{:.1f}")})
+             scaled("CPU GB/s", 8, "cpu_bytes_per_second", 1e-9, "{:.1f}"),
+             scaled("link MB", 8, "link_bytes_per_token", 1e-6, "{:.1f}"),
+             scaled("link GB/s", 9, "link_bytes_per_second", 1e-9, "{:.1f}")})
       c.push_back(std::move(more));
   } else {
     c.push_back(scaled("GB/s", 8, "bytes_per_second", 1e-9, "{:.2f}"));
@@ -152,10 +154,13 @@ std::vector<const char*> csv_keys() {
           "hit_share",
           "gpu_bytes_per_token",
           "cpu_bytes_per_token",
+          "link_bytes_per_token",
           "gpu_bytes_per_second",
           "cpu_bytes_per_second",
+          "link_bytes_per_second",
           "gpu_bandwidth",
           "cpu_bandwidth",
+          "link_bandwidth",
           "load_seconds",
           "load_bytes_per_second"};
 }
@@ -179,9 +184,12 @@ void add_division(ordered_json& j, const BenchRow& row, double rate) {
   j["hit_share"] = reads && std::isfinite(d.hit_share) ? ordered_json(d.hit_share) : ordered_json();
   put("gpu_bytes_per_token", reads ? row.token_bytes.main : 0);
   put("cpu_bytes_per_token", reads ? row.token_bytes.host : 0);
+  put("link_bytes_per_token", reads ? row.token_bytes.link : 0);
   put("gpu_bytes_per_second", reads ? row.token_bytes.main * rate : 0);
   put("cpu_bytes_per_second", reads ? row.token_bytes.host * rate : 0);
+  put("link_bytes_per_second", reads ? row.token_bytes.link * rate : 0);
   put("gpu_bandwidth", d.bandwidth.main), put("cpu_bandwidth", d.bandwidth.host);
+  put("link_bandwidth", d.bandwidth.link);
 }
 
 ordered_json operations_json(const char* side, const BenchProfile::Rows& rows) {

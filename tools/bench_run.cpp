@@ -87,12 +87,14 @@ BenchRow Bench::generation(int64_t n, int64_t depth) {
   row.density = counted.density(engine_.config().n_ff);
   const engine::TokenTraffic traffic = engine_.traffic(counted, depth + n / 2);
   row.token_bytes = traffic.total();
-  const double main = mean_sd(main_bandwidths_).mean, host = mean_sd(host_bandwidths_).mean;
-  row.memory_bandwidth = main;
-  if (main > 0) row.floor_seconds = engine::floor_seconds(traffic, main, host > 0 ? host : main);
+  engine::SideBytes bandwidth = bandwidths_;
+  row.memory_bandwidth = bandwidth.main;
+  if (row.division) row.division->bandwidth = bandwidth;
+  if (bandwidth.host == 0) bandwidth.host = bandwidth.main;
+  if (bandwidth.link == 0) bandwidth.link = bandwidth.host;  // a stand-in for a GPU
+  if (bandwidth.main > 0) row.floor_seconds = engine::floor_seconds(traffic, bandwidth);
   if (row.division) {
     row.division->hit_share = 1 - counted.host_share();
-    row.division->bandwidth = {main, host};
   }
   if (session_.profiler() != nullptr) row.profile = profiled(depth, n, generate);
   return row;
@@ -131,14 +133,15 @@ void Bench::measure_bandwidths() {
   if (!measure_bandwidth_) return;
   const double host = session_.planned() || !session_.on_gpu() ? cpu::measure_read_bandwidth(session_.team()) : 0;
   const auto gpu = session_.gpu();
-  main_bandwidths_.push_back(gpu ? cuda::measure_bandwidth(*gpu).memory_read : host);
-  if (session_.planned()) host_bandwidths_.push_back(host);
+  const cuda::Bandwidth device = gpu ? cuda::measure_bandwidth(*gpu) : cuda::Bandwidth{.memory_read = host};
+  const double share = 1.0 / repetitions_;
+  bandwidths_ += {share * device.memory_read, session_.planned() ? share * host : 0, share * device.host_to_device};
 }
 
 // Times work() on a context of `depth` tokens, after one run to warm up.
 template <typename Work>
 void Bench::repeat(BenchRow& row, int64_t depth, Work&& work) {
-  main_bandwidths_.clear(), host_bandwidths_.clear();
+  bandwidths_ = {};
   engine_.truncate(0);
   if (depth > 0) engine_.eval(random_ids(depth));
   for (int i = -1; i < repetitions_; ++i) {

@@ -149,6 +149,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                    ->type_name("FILE")
                    ->group("Hardware");
   add_gpu_index_option(sub, o.gpu_index, "Hardware")->excludes(plan);
+  add_link_share_option(sub, o.link_share, "Hardware");
   sub.add_option("--sidecar", o.sidecar,
                  "Activation statistics and predictors (default: MODEL.sparse.gguf, where there is one)")
       ->type_name("FILE")
@@ -295,7 +296,7 @@ void Session::start_divided(const ModelOptions& options) {
                        .gpu_index = options.gpu_index,
                        .thresholds = thresholds_.by_layer,
                        .request = request,
-                       .machine = {.gpu = options.gpu, .threads = options.threads},
+                       .machine = {.link_share = options.link_share, .gpu = options.gpu, .threads = options.threads},
                        .context_bytes = context_bytes(*device_),
                        .stand_in = stand_in});
   const int64_t planned_context = planned_->placement.n_ctx;

@@ -36,6 +36,7 @@ struct ModelOptions {
   std::optional<std::string> plan;       // a saved plan to obey instead of making one
   std::optional<std::string> gpu_index;  // PowerInfer's choice of hot neurons
   std::optional<std::string> sidecar;    // activation statistics and predictors; default: beside the model
+  std::optional<double> link_share;      // of a divided model's cold neurons, read by the GPU; default: as planned
   std::optional<int64_t> stream_tokens;  // of a divided model; default: as the plan's machine makes it
   bool no_graph = false;
   bool quiet = false, verbose = false;

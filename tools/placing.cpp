@@ -85,6 +85,7 @@ uint64_t choose_budget(std::optional<double> gib, const MachineOptions& o, const
 
 void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
   set_bandwidths(o, gpu, request);
+  request.cost.link_share = o.link_share;
   if (o.host_memory) {
     request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
   } else if (!o.cpu_bw) {  // it is this machine that is planned for
@@ -126,7 +127,17 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group("Machine");
+  add_link_share_option(sub, o.link_share, "Machine");
   add_thread_option(sub, o.threads);
+}
+
+void add_link_share_option(CLI::App& sub, std::optional<double>& share, const char* group) {
+  sub.add_option("--link-share", share,
+                 "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
+                 "others, where a predictor names them and they are not quantised (default: as the bandwidths balance)")
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("X")
+      ->group(group);
 }
 
 CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& path, const char* group) {

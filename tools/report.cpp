@@ -92,8 +92,10 @@ void print_division(Session& session, const Timings& t) {
   if (!std::isnan(host)) log::info("{:>16} = {:.1f} % of the active neurons on the GPU", "hit share", (1 - host) * 100);
   const engine::Engine& e = session.engine();
   const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
-  log::info("{:>16} = {} on the GPU and {} on the CPU, a token", "bytes read",
-            human_bytes(static_cast<size_t>(bytes.main)), human_bytes(static_cast<size_t>(bytes.host)));
+  const std::string linked =
+      bytes.link > 0 ? fmt::format(", {} over the link", human_bytes(static_cast<size_t>(bytes.link))) : "";
+  log::info("{:>16} = {} on the GPU and {} on the CPU{}, a token", "bytes read",
+            human_bytes(static_cast<size_t>(bytes.main)), human_bytes(static_cast<size_t>(bytes.host)), linked);
   const engine::Placement& p = session.planned()->placement;
   log::info("{:>16} = {} used, {} planned, budget {}", "GPU memory", human_bytes(device_bytes(session)),
             human_bytes(p.planned_bytes()), human_bytes(p.vram_budget));
@@ -113,10 +115,12 @@ nlohmann::json division_json(Session& session) {
                       {"vram_budget_bytes", p.vram_budget},
                       {"gpu_bytes_per_token", nullptr},
                       {"cpu_bytes_per_token", nullptr},
+                      {"link_bytes_per_token", nullptr},
                       {"expected_tokens_per_second", nullptr}};
   const engine::Engine& e = session.engine();
   const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
   j["gpu_bytes_per_token"] = bytes.main, j["cpu_bytes_per_token"] = bytes.host;
+  j["link_bytes_per_token"] = bytes.link;
   if (!std::isnan(host)) j["hit_share"] = 1 - host;
   if (session.planned()->tokens_per_second) j["expected_tokens_per_second"] = *session.planned()->tokens_per_second;
   return j;

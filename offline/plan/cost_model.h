@@ -6,6 +6,8 @@
 //   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
 //   ffn    = kernels + S + max(hot, cold) + overlap_loss * min(hot, cold) + (handoff, if a neuron is cold)
 //     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
+//            with a predictor on the GPU, which may read a share of the cold rows itself (linked ones):
+//            max((1 - share) * rows / (cpu * sparse), share * rows / (pcie * link))
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
@@ -13,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 namespace hearth::offline {
 
@@ -26,8 +29,10 @@ struct CostModel {
   // Share of those that kernels reach: whole matrices, and rows gathered by id.
   double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6;
   double cpu_dense_efficiency = 0.7, cpu_sparse_efficiency = 0.65;
-  // Cold rows that the GPU gathers over PCIe at the same time add this share of the link to the CPU's bandwidth.
-  double pcie_gather_efficiency = 0.0;
+  // Of the link, by rows that the GPU gathers from host memory itself, and the share of the cold rows that it is given
+  // (nullopt: as much as it reads while the CPU reads the others).
+  double link_efficiency = 0.75;
+  std::optional<double> link_share;
 
   // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only
   // shave a little off the GPU's.
@@ -64,8 +69,14 @@ struct CostModel {
   double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }
   double gpu_sparse(double bytes) const { return bytes / (gpu_bandwidth * gpu_sparse_efficiency); }
   double cpu_dense(double bytes) const { return bytes / (cpu_bandwidth * cpu_dense_efficiency); }
-  double cpu_sparse(double bytes) const {
-    return bytes / (cpu_bandwidth * cpu_sparse_efficiency + pcie_bandwidth * pcie_gather_efficiency);
+  double cpu_sparse(double bytes) const { return bytes / (cpu_bandwidth * cpu_sparse_efficiency); }
+  // Both read the same memory: what the CPU's gathering leaves of it is all that the link can have.
+  double link_bandwidth() const {
+    return std::min(pcie_bandwidth * link_efficiency, cpu_bandwidth * (1 - cpu_sparse_efficiency));
+  }
+  double linked(double bytes) const { return bytes > 0 ? bytes / link_bandwidth() : 0; }
+  double balanced_link_share() const {
+    return link_share.value_or(link_bandwidth() / (link_bandwidth() + cpu_bandwidth * cpu_sparse_efficiency));
   }
 };
 

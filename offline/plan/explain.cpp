@@ -95,6 +95,12 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
         "row only when its neuron fires",
         share(gates));
   }
+  if (plan.traffic.link > 0) {
+    out += fmt::format(
+        "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, while the "
+        "CPU reads the rest",
+        100 * planner.request().cost.balanced_link_share());
+  }
   if (predicted > 0) {
     out += fmt::format("\n  predictors: in {} layers, where reading the predictor costs less than reading every gate",
                        predicted);
@@ -121,10 +127,11 @@ std::string why_head(const Planner& planner, const Plan& plan) {
 std::string totals(const Planner& planner, const Plan& plan, const Explanation& e) {
   std::string out = fmt::format(
       "expected: {:.1f} tok/s ({:.2f} ms per token), hit rate {:.1f} %, density {:.1f} %\n"
-      "bytes per token: {:.1f} MB on the GPU, {:.1f} MB on the CPU, at {} positions of context\n"
+      "bytes per token: {:.1f} MB on the GPU, {:.1f} MB on the CPU, {}at {} positions of context\n"
       "memory: {:.2f} of {:.2f} GiB on the GPU, {:.2f} GiB on the host\n",
       plan.tokens_per_second(), 1e3 * plan.seconds, 100 * plan.hit_rate, 100 * plan.density, plan.traffic.gpu() / 1e6,
-      plan.traffic.cpu() / 1e6, plan.n_kv, static_cast<double>(plan.gpu.total()) / kGiB,
+      plan.traffic.cpu() / 1e6,
+      plan.traffic.link > 0 ? fmt::format("{:.1f} MB over the link, ", plan.traffic.link / 1e6) : "", plan.n_kv, static_cast<double>(plan.gpu.total()) / kGiB,
       static_cast<double>(plan.placement.vram_budget) / kGiB, static_cast<double>(plan.host_bytes) / kGiB);
   out += fmt::format("optimality: no plan of this budget{} is more than {:.3f} % faster, by the same cost model\n",
                      planner.request().gpu_buckets.empty() ? "" : " with these neurons on the GPU",
@@ -157,7 +164,8 @@ json traffic_json(const Traffic& t) {
   return {{"gpu_dense", t.gpu_dense},
           {"gpu_sparse", t.gpu_sparse},
           {"cpu_dense", t.cpu_dense},
-          {"cpu_sparse", t.cpu_sparse}};
+          {"cpu_sparse", t.cpu_sparse},
+          {"link", t.link}};
 }
 
 json layer_json(const LayerReport& l) {
@@ -229,6 +237,7 @@ json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
             {"gpu_bandwidth", c.gpu_bandwidth},
             {"cpu_bandwidth", c.cpu_bandwidth},
             {"pcie_bandwidth", c.pcie_bandwidth},
+            {"link_share", c.balanced_link_share()},
             {"cpu_flops", c.cpu_flops},
             {"stream_tokens", planner.stream_tokens()},
             {"tokens_per_second", plan.tokens_per_second()},

@@ -91,9 +91,30 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
       (c.predictor == Where::gpu ? t.gpu_dense : t.cpu_dense) = static_cast<double>(shape_.predictor_bytes);
       t.gpu_sparse = predicted_[k] * gate + active_[k] * up_down;
       t.cpu_sparse = (predicted_[n] - predicted_[k]) * gate + (active_[n] - active_[k]) * up_down;
+      t.link = t.cpu_sparse * link_share(c);
+      t.cpu_sparse -= t.link;
       break;
   }
   return t;
+}
+
+double LayerCosts::link_share(const LayerChoice& c) const {
+  const bool divided = c.hot > 0 && c.hot < shape_.n_ff;
+  const bool predicts = c.selection == Selection::predictor && c.predictor == Where::gpu;
+  return shape_.linkable && divided && predicts ? cost_.balanced_link_share() : 0;
+}
+
+std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {
+  std::vector<int32_t> ids;
+  const double share = link_share(c);
+  double due = 0.5 * share;
+  for (auto k = static_cast<size_t>(c.hot); share > 0 && k < order_.size(); ++k) {
+    due += share;
+    if (due < 1) continue;
+    ids.push_back(order_[k]);
+    due -= 1;
+  }
+  return ids;
 }
 
 LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
@@ -102,7 +123,7 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
   if (c.selection == Selection::predictor) {
     const double kernels = c.predictor == Where::gpu ? cost_.predictor_kernels * cost_.kernel_seconds : 0;
-    return {kernels + gpu_dense + cpu_dense, gpu_sparse, cpu_sparse};
+    return {kernels + gpu_dense + cpu_dense, gpu_sparse, std::max(cpu_sparse, cost_.linked(t.link))};
   }
   const bool cold_gates_on_gpu = c.gates > c.hot;
   return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};

@@ -30,10 +30,12 @@ struct LayerChoice {
 struct Traffic {
   double gpu_dense = 0, gpu_sparse = 0;  // whole matrices; gathered rows
   double cpu_dense = 0, cpu_sparse = 0;
+  double link = 0;  // gathered by the GPU from host memory
   double gpu() const { return gpu_dense + gpu_sparse; }
   double cpu() const { return cpu_dense + cpu_sparse; }
   Traffic& operator+=(const Traffic& t) {
     gpu_dense += t.gpu_dense, gpu_sparse += t.gpu_sparse, cpu_dense += t.cpu_dense, cpu_sparse += t.cpu_sparse;
+    link += t.link;
     return *this;
   }
 };
@@ -55,6 +57,9 @@ class LayerCosts {
   double seconds_cpu_only(engine::Selection selection) const;
   Traffic attention_traffic(const LayerChoice& choice) const;
   Traffic ffn_traffic(const LayerChoice& choice) const;
+  // The cold neurons that the GPU reads from host memory itself: of every frequency, so that its part of what a token
+  // needs varies as little as can be. In no order.
+  std::vector<int32_t> linked(const LayerChoice& choice) const;
   // Expected active neurons among the hot ones, and among all.
   double hot_activations(const LayerChoice& choice) const { return active_[static_cast<size_t>(choice.hot)]; }
   double activations() const { return active_.back(); }
@@ -71,6 +76,7 @@ class LayerCosts {
     double hot, cold;
   };
   FfnTime ffn_time(const LayerChoice& choice) const;
+  double link_share(const LayerChoice& choice) const;  // of the cold neurons
   void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
   int32_t balanced_gates(const LayerChoice& choice) const;
   std::vector<int32_t> row_counts() const;

@@ -86,7 +86,8 @@ json layer_json(const LayerPlacement& l) {
           {"selection", to_string(l.selection)},
           {"predictor", to_string(l.predictor)},
           {"gpu_bucket", l.gpu_bucket},
-          {"gpu_gates", l.gpu_gates}};
+          {"gpu_gates", l.gpu_gates},
+          {"gpu_linked", l.gpu_linked}};
 }
 
 }  // namespace
@@ -139,7 +140,7 @@ Placement parse_placement(const std::string& text, const std::string& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const Object layer(layers[l], fmt::format("layer {}", l), file);
     p.layers.push_back({layer.place("attention"), layer.selection("selection"), layer.place("predictor"),
-                        layer.ids("gpu_bucket"), layer.ids("gpu_gates")});
+                        layer.ids("gpu_bucket"), layer.ids("gpu_gates"), layer.ids("gpu_linked")});
   }
   return p;
 }

@@ -30,7 +30,7 @@ uint64_t f32_bytes(int64_t n) {
 // The buffers of engine::Activations for a batch of T tokens.
 uint64_t activation_bytes(const ModelShape& s, int64_t T) {
   const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim;
-  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv) + s.max_n_ff() + s.n_embd);
+  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv) + 2 * s.max_n_ff() + s.n_embd);
   const int64_t logit_rows = std::clamp<int64_t>((int64_t{16} << 20) / (4 * s.n_vocab), 1, T);
   bytes += f32_bytes(logit_rows * s.n_vocab);
   if (s.quantized) bytes += static_cast<uint64_t>(T) * static_cast<uint64_t>(2 * s.n_embd + n_q) * 5 / 4;  // Act::q8
@@ -80,6 +80,8 @@ Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& r
   for (const double b : {c.gpu_bandwidth, c.cpu_bandwidth, c.pcie_bandwidth}) {
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
   }
+  if (c.link_share && !(*c.link_share >= 0 && *c.link_share <= 1))
+    fail("a share of {} was given for neurons read over the link, expected 0 to 1", *c.link_share);
   check_context();
   check_buckets();
   const auto predicts = [](const LayerShape& l) { return l.predictor_bytes > 0 && l.by_neuron; };
@@ -296,6 +298,8 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     layer.gpu_gates.assign(order.begin() + c.hot, order.begin() + c.gates);
     std::sort(layer.gpu_bucket.begin(), layer.gpu_bucket.end());
     std::sort(layer.gpu_gates.begin(), layer.gpu_gates.end());
+    if (picked.gpu) layer.gpu_linked = costs_[l].linked(c);
+    std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
     p.layers.push_back(std::move(layer));
   }
   return p;

@@ -150,13 +150,23 @@ struct HandOff {
   int64_t n = 0;
 };
 
-// Where the predicted neurons are listed: rows [0, n_first) of the predictor in `first`; the others, numbered from 0
-// again, in `rest`, or in the hand-off where there is one.
+// Where the predicted neurons are listed: rows [0, n_first) of the predictor in `first`; the others are numbered from 0
+// again, the first n_linked of them listed in `linked`, what follows in `rest`, or in the hand-off where there is one.
 struct PredictArgs {
   int64_t n_first = 0;
   NeuronList first;  // room for n_first ids
-  NeuronList rest;   // room for n - n_first ids; unused with a hand-off
+  NeuronList rest;   // room for n - n_first - n_linked ids; unused with a hand-off
   HandOff hand_off;
+  int64_t n_linked = 0;
+  NeuronList linked;  // room for n_linked ids
+};
+
+// Neurons whose rows the device does not hold: it reads them from page-locked host memory, over the link, for each
+// token that needs them.
+struct LinkedNeurons {
+  FfnShard shard;              // from Device::link()
+  NeuronList named;            // those of a token, as predicted
+  int32_t* n_active = nullptr;  // out, optional: how many of them are active
 };
 
 // Which neurons an FFN computes.
@@ -173,6 +183,8 @@ struct SparseArgs {
   HandOff hand_off;
   // y also gets the CPU's answer to the last hand-off, in the same pass over y (as collect() does).
   Mailbox* collect = nullptr;
+  // y also gets the sum of these neurons, by the same threshold; with `predicted` alone.
+  const LinkedNeurons* linked = nullptr;
 };
 
 // Owns a piece of device memory. Move-only; frees on destruction. Must not outlive its device.
@@ -259,6 +271,9 @@ class Device {
   // Page-locks host memory, so that copies from it run at the link's speed beside other work; undone by unpin().
   virtual void pin(void* /*host*/, size_t /*bytes*/) {}
   virtual void unpin(void* /*host*/) {}
+  // A shard of pinned host memory as ffn_sparse() can read it in place (SparseArgs::linked), and whether it can.
+  virtual bool can_link(const FfnShard& /*host*/) const { return false; }
+  virtual FfnShard link(const FfnShard& host);
   // Slots of `bytes` each, for stage(). Called once.
   virtual void open_staging(int n_slots, size_t bytes);
   // Bytes of a slot that this shard takes.

@@ -46,7 +46,9 @@ Activations::Activations(Device& device, const model::Config& c, int64_t batch, 
   layout.add(&logits, f32(logit_rows * c.n_vocab));
   layout.add(&predicted.ids, f32(c.n_ff));
   layout.add(&predicted.count, sizeof(int32_t));
-  layout.add(&n_active, f32(c.n_layer + 1));
+  layout.add(&linked.ids, f32(c.n_ff));
+  layout.add(&linked.count, sizeof(int32_t));
+  layout.add(&n_active, f32(2 * c.n_layer + 1));
   if (with_q8) {
     layout.add(&normed.q8, static_cast<size_t>(batch) * q8_bytes_);
     layout.add(&ffn_normed.q8, static_cast<size_t>(std::max<int64_t>(batch, 2)) * q8_bytes_);
@@ -55,7 +57,8 @@ Activations::Activations(Device& device, const model::Config& c, int64_t batch, 
   }
   storage_ = layout.place(device);
   pos = ids + batch;
-  best = n_active + c.n_layer;
+  n_linked_active = n_active + c.n_layer;
+  best = n_linked_active + c.n_layer;
 }
 
 }  // namespace hearth::engine

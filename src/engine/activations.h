@@ -26,8 +26,10 @@ struct Activations {
   float* logits = nullptr;      // [logit_rows][n_vocab]
   int64_t logit_rows = 1;       // positions whose logits are computed at once
   NeuronList predicted;         // [n_ff] ids that a predictor named
-  int32_t* n_active = nullptr;  // [n_layer] active neurons of the last sparse step
-  int32_t* best = nullptr;      // [1] argmax of the logits, behind n_active: one download brings both
+  NeuronList linked;            // [n_ff] of those, the ones whose rows are read over the link
+  int32_t* n_active = nullptr;  // [n_layer] active neurons of the last sparse step, without the linked ones, then
+  int32_t* n_linked_active = nullptr;  // [n_layer] active linked ones, then
+  int32_t* best = nullptr;             // [1] argmax of the logits: one download brings all
   int64_t n_batch = 1;
 
   // The input of a layer's FFN. For one token that of the layer before stays valid beside it.

@@ -174,7 +174,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   kv_ = KvCache(device_, c, n_ctx_, attention_layers(layers_, false));
   host_logits_.resize(static_cast<size_t>(c.n_vocab));
   density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
-  density_.active_on_host = density_.active;
+  density_.active_on_host = density_.active_linked = density_.active;
   graphs_.assign(64, -1);
 }
 
@@ -347,13 +347,15 @@ void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, s
 }
 
 int32_t Engine::finish_step() {
-  std::vector<int32_t> results(density_.active.size() + 1);  // n_active, then best
+  const size_t n_layer = density_.active.size();
+  std::vector<int32_t> results(2 * n_layer + 1);  // n_active, n_linked_active, then best
   fetch(results.data(), act_.n_active, results.size() * sizeof(int32_t));
   if (sparsity_ == Sparsity::off) return results.back();
-  for (size_t l = 0; l < density_.active.size(); ++l) {
-    const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0;
+  for (size_t l = 0; l < n_layer; ++l) {
+    const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0, linked = results[n_layer + l];
     density_.active_on_host[l] += cold;
-    density_.active[l] += results[l] + cold;
+    density_.active_linked[l] += linked;
+    density_.active[l] += results[l] + cold + linked;
   }
   ++density_.steps;
   return results.back();

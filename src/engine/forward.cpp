@@ -94,7 +94,13 @@ void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const 
       if (is_quantized(p.fc1 ? p.fc1.type : p.fc2.type)) f.device.quantize(in, 1, f.config.n_embd);
       break;
   }
-  f.device.predict(p, in, {.n_first = w.ffn.n(), .first = f.act.predicted, .rest = {}, .hand_off = hand_off});
+  f.device.predict(p, in,
+                   {.n_first = w.ffn.n(),
+                    .first = f.act.predicted,
+                    .rest = {},
+                    .hand_off = hand_off,
+                    .n_linked = f.linked(layer),
+                    .linked = f.act.linked});
 }
 
 SparseArgs sparse_args(const ForwardArgs& f, int64_t layer) {
@@ -166,6 +172,8 @@ class FfnPart {
       SparseArgs args = sparse_args(f_, layer_);
       if (finds_gates()) args.hand_off = {f_.mailbox, handed_over(), f_.config.n_embd};
       args.collect = collect;
+      const LinkedNeurons linked{split_.linked, f_.act.linked, f_.act.n_linked_active + layer_};
+      if (split_.n_linked > 0) args.linked = &linked;
       return ffn_sparse_block(f_, layer_, args, f_.act.ffn_input(layer_, 1), bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);

@@ -19,14 +19,27 @@ void check_ids(const std::vector<int32_t>& ids, const char* list, size_t layer, 
   }
 }
 
+void check_disjoint(const std::vector<int32_t>& a, const char* list_a, const std::vector<int32_t>& b,
+                    const char* list_b, size_t layer) {
+  std::vector<int32_t> both;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  if (!both.empty()) {
+    fail("the plan has neuron {} of layer {} in {} and in {}; plan again", both.front(), layer, list_a, list_b);
+  }
+}
+
 void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
   check_ids(l.gpu_bucket, "gpu_bucket", layer, n_ff);
   check_ids(l.gpu_gates, "gpu_gates", layer, n_ff);
-  std::vector<int32_t> both;
-  std::set_intersection(l.gpu_bucket.begin(), l.gpu_bucket.end(), l.gpu_gates.begin(), l.gpu_gates.end(),
-                        std::back_inserter(both));
-  if (!both.empty()) {
-    fail("the plan has neuron {} of layer {} in gpu_bucket and in gpu_gates; plan again", both.front(), layer);
+  check_ids(l.gpu_linked, "gpu_linked", layer, n_ff);
+  check_disjoint(l.gpu_bucket, "gpu_bucket", l.gpu_gates, "gpu_gates", layer);
+  check_disjoint(l.gpu_bucket, "gpu_bucket", l.gpu_linked, "gpu_linked", layer);
+  if (!l.gpu_linked.empty() &&
+      (l.selection != Selection::predictor || l.predictor == Where::cpu || l.gpu_bucket.empty())) {
+    fail(
+        "the plan has the GPU read neurons of layer {} over the link, which takes a predictor and hot neurons on the "
+        "GPU; plan again",
+        layer);
   }
   if (!l.gpu_gates.empty() && l.selection != Selection::gate) {
     fail("the plan has lone gate rows in layer {}, which selects its neurons by '{}'; plan again", layer,
@@ -66,7 +79,9 @@ std::vector<int32_t> Placement::cpu_rows(size_t layer, int64_t n_ff) const {
   std::vector<bool> listed(static_cast<size_t>(n_ff));
   for (const int32_t id : l.gpu_bucket) listed[static_cast<size_t>(id)] = true;
   for (const int32_t id : l.gpu_gates) listed[static_cast<size_t>(id)] = true;
-  std::vector<int32_t> rows = l.gpu_gates;
+  for (const int32_t id : l.gpu_linked) listed[static_cast<size_t>(id)] = true;
+  std::vector<int32_t> rows = l.gpu_gates;  // only one of the two has any
+  rows.insert(rows.end(), l.gpu_linked.begin(), l.gpu_linked.end());
   rows.reserve(static_cast<size_t>(n_ff) - l.gpu_bucket.size());
   for (int32_t id = 0; id < n_ff; ++id) {
     if (!listed[static_cast<size_t>(id)]) rows.push_back(id);

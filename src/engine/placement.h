@@ -24,12 +24,14 @@ const char* to_string(Selection selection);
 //   in gpu_bucket   gate, up and down rows on the GPU (hot)
 //   in gpu_gates    gate row on the GPU, up and down on the CPU: the GPU sends ids and gate values, no miss is possible
 //   in neither      all rows on the CPU (cold)
+// Of the cold ones, the GPU computes those in gpu_linked: it reads their rows from host memory, over the link.
 struct LayerPlacement {
   Where attention = Where::cpu;  // wq, wk, wv, wo, their biases, and the layer's KV cache
   Selection selection = Selection::gate;
   Where predictor = Where::cpu;     // of fc1, fc2; only with Selection::predictor
   std::vector<int32_t> gpu_bucket;  // ascending original ids; row k of the GPU's pack is neuron gpu_bucket[k]
   std::vector<int32_t> gpu_gates;   // ascending original ids, disjoint from gpu_bucket
+  std::vector<int32_t> gpu_linked;  // ascending original ids, disjoint from both; where a predictor on the GPU selects
   bool operator==(const LayerPlacement&) const = default;
 
   // All of the layer's neurons are hot: no hand-off to the CPU is needed.
@@ -47,8 +49,8 @@ struct Placement {
 
   bool uses_gpu() const { return !planned.empty(); }
   uint64_t planned_bytes() const;
-  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates, then the others, each
-  // ascending.
+  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates and gpu_linked, then the
+  // others, each ascending.
   std::vector<int32_t> cpu_rows(size_t layer, int64_t n_ff) const;
 };
 

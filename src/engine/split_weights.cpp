@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
+#include "engine/cold_stream.h"
 
 namespace hearth::engine {
 namespace {
@@ -167,11 +169,12 @@ class Splitter {
   void divide(size_t layer, RowPacker staging, RowPacker arena, SplitWeights& out) {
     const LayerWeights& from = weights_.layers[layer];
     const LayerPlacement& place = placement_.layers[layer];
-    const LayerSplit& split = out.split[layer];
+    LayerSplit& split = out.split[layer];
     LayerWeights& to_main = out.main.layers[layer];
     LayerWeights& to_host = out.host.layers[layer];
     const std::vector<int32_t> cold = placement_.cpu_rows(layer, from.ffn.n());
     adopt_ffn(host_, from, arena.shard(from.ffn, cold, cold), to_host);
+    link(static_cast<int64_t>(place.gpu_linked.size()), to_host.ffn, split);
     if (split.has_hot || split.n_lone_gates > 0) {
       std::vector<int32_t> gates = place.gpu_bucket;
       gates.insert(gates.end(), place.gpu_gates.begin(), place.gpu_gates.end());
@@ -181,6 +184,22 @@ class Splitter {
       to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
       to_main.ffn_down_bias = adopt(main_, from.ffn_down_bias);  // of prompts that stream the CPU's rows
     }
+  }
+
+  // The first n of the CPU's neurons are the main device's to compute, where it can.
+  void link(int64_t n, const FfnShard& cold, LayerSplit& split) {
+    if (n == 0) return;
+    const FfnShard linked = slice_neurons(cold, 0, n);
+    if (!main_.can_link(linked)) {
+      if (!warned_) {
+        log::warn("{} cannot compute neurons from host memory with rows of this size; the CPU computes them",
+                  main_.name());
+      }
+      warned_ = true;
+      return;
+    }
+    split.n_linked = n;
+    split.linked = main_.link(linked);
   }
 
   void predictor(size_t layer, RowPacker staging, SplitWeights& out) {
@@ -221,6 +240,7 @@ class Splitter {
   Device& main_;
   Device& host_;
   ThreadTeam& team_;
+  bool warned_ = false;
 };
 
 }  // namespace

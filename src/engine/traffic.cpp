@@ -10,17 +10,17 @@ namespace hearth::engine {
 namespace {
 
 SideBytes on(bool host, double bytes) {
-  return host ? SideBytes{0, bytes} : SideBytes{bytes, 0};
+  return host ? SideBytes{0, bytes, 0} : SideBytes{bytes, 0, 0};
 }
 
 // Active neurons of one layer, a token.
 struct Active {
-  double main = 0, host = 0;
+  double main = 0, host = 0, link = 0;
 };
 Active active_in(const DensityStats& counted, size_t layer) {
   const auto steps = static_cast<double>(counted.steps);
-  const double host = counted.active_on_host[layer] / steps;
-  return {counted.active[layer] / steps - host, host};
+  const double host = counted.active_on_host[layer] / steps, link = counted.active_linked[layer] / steps;
+  return {counted.active[layer] / steps - host - link, host, link};
 }
 
 // Bytes of one neuron's rows.
@@ -29,21 +29,21 @@ struct NeuronBytes {
 };
 
 void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_host) {
-  t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
+  t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down), 0};
 }
 
 void add_sparse_ffn(LayerTraffic& t, const LayerSplit& split, NeuronBytes each, double n_main, double n_host,
                     Active active, double predictor_bytes) {
-  t.ffn += {active.main * each.up_down, active.host * each.up_down};
+  t.ffn += {active.main * each.up_down, active.host * each.up_down, active.link * each.up_down};
   if (split.selection == Selection::predictor) {
     t.selection += on(!split.predictor_on_main, predictor_bytes);
-    t.ffn += {active.main * each.gate, active.host * each.gate};
+    t.ffn += {active.main * each.gate, active.host * each.gate, active.link * each.gate};
     return;
   }
   const auto n_lone = static_cast<double>(split.n_lone_gates);
-  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0};
+  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0, 0};
   (n_lone > 0 ? t.selection : t.ffn) += main_gates;  // the CPU waits for the gates of its neurons, and gets all at once
-  t.ffn += {0, (n_host - n_lone) * each.gate};
+  t.ffn += {0, (n_host - n_lone) * each.gate, 0};
 }
 
 }  // namespace
@@ -59,6 +59,7 @@ double DensityStats::host_share() const {
   double total = 0, host = 0;
   for (const double a : active) total += a;
   for (const double a : active_on_host) host += a;
+  for (const double a : active_linked) host += a;
   return steps == 0 || total == 0 ? NAN : host / total;
 }
 
@@ -68,6 +69,7 @@ DensityStats DensityStats::since(const DensityStats& before) const {
   for (size_t l = 0; l < d.active.size(); ++l) {
     d.active[l] -= before.active[l];
     d.active_on_host[l] -= before.active_on_host[l];
+    d.active_linked[l] -= before.active_linked[l];
   }
   return d;
 }
@@ -107,14 +109,17 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
   return traffic;
 }
 
-double floor_seconds(const TokenTraffic& traffic, double main_bandwidth, double host_bandwidth) {
-  const auto each = [&](const SideBytes& b) { return SideBytes{b.main / main_bandwidth, b.host / host_bandwidth}; };
+double floor_seconds(const TokenTraffic& traffic, const SideBytes& bandwidths) {
+  const auto each = [&](const SideBytes& b) {
+    return SideBytes{b.main / bandwidths.main, b.host / bandwidths.host, b.link > 0 ? b.link / bandwidths.link : 0};
+  };
   double seconds = each(traffic.head).total();
   for (const LayerTraffic& l : traffic.layers) {
     const SideBytes attention = each(l.attention), ffn = each(l.ffn);
     seconds += each(l.selection).total();
-    seconds += traffic.parallel_block ? std::max(attention.main + ffn.main, attention.host + ffn.host)
-                                      : attention.total() + std::max(ffn.main, ffn.host);
+    seconds += traffic.parallel_block
+                   ? std::max({attention.main + ffn.main, attention.host + ffn.host, ffn.link})
+                   : attention.total() + std::max({ffn.main, ffn.host, ffn.link});
   }
   return seconds;
 }

@@ -14,17 +14,18 @@ struct DensityStats {
   int64_t steps = 0;
   std::vector<double> active;                            // per layer: neurons active, summed over steps
   std::vector<double> active_on_host;                    // of those, computed by the CPU beside a main device
+  std::vector<double> active_linked;                     // computed by the main device, read from host memory
   double density(int64_t n_ff) const;                    // mean share of active neurons; NaN before the first step
-  double host_share() const;                             // share of the active neurons that the CPU computed; or NaN
+  double host_share() const;                             // share of the active neurons whose rows the host has; or NaN
   DensityStats since(const DensityStats& before) const;  // what was counted after `before`
 };
 
-// Bytes read by the main device, and by the CPU beside it.
+// Bytes read by the main device from its own memory, by the CPU beside it, and by the main device from host memory.
 struct SideBytes {
-  double main = 0, host = 0;
-  double total() const { return main + host; }
+  double main = 0, host = 0, link = 0;
+  double total() const { return main + host + link; }
   SideBytes& operator+=(const SideBytes& b) {
-    main += b.main, host += b.host;
+    main += b.main, host += b.host, link += b.link;
     return *this;
   }
 };
@@ -56,9 +57,9 @@ struct TrafficArgs {
 TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted, int64_t n_kv);
 
 // The floor, in seconds; bandwidths in bytes/s:
-//   head + sum over layers of (attention + selection + max(main device's FFN, CPU's FFN)),
+//   head + sum over layers of (attention + selection + max(main device's FFN, CPU's FFN, linked rows)),
 // each its bytes over the bandwidth of its side. Where a layer's attention and FFN have the same input, the maximum is
 // of each side's attention and FFN. Nothing is added for arithmetic, kernels, hand-offs or sampling.
-double floor_seconds(const TokenTraffic& traffic, double main_bandwidth, double host_bandwidth);
+double floor_seconds(const TokenTraffic& traffic, const SideBytes& bandwidths);
 
 }  // namespace hearth::engine

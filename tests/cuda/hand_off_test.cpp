@@ -108,6 +108,65 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
   }
 }
 
+// Some of the CPU's neurons are the device's to compute: it reads their rows from page-locked host memory.
+TEST_F(GpuHandOffTest, LinkedNeurons) {
+  std::mt19937 rng(34);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int64_t n_linked : {1, 5, 700}) {
+      for (const double density : {0.0, 0.15, 1.0}) {
+        const int64_t n = 903, n_cold = n_linked + 100, n_embd = 288;
+        SCOPED_TRACE(fmt::format("{} n_linked {} density {}", traits(type).name, n_linked, density));
+        Layer l = make_layer(rng, type, n, n_embd);
+        set_gate_bias(l.shard, l.in);
+        TwinShard linked(*ref_, *gpu_, rng, type, n_linked, n_embd, true, true);
+        linked.act = Activation::relu;
+        set_gate_bias(linked, l.in);
+        const HostShard pinned(*gpu_, linked.on(kRef));
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
+                              density);
+        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
+            linked_ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n_linked))),
+            counts(*ref_, *gpu_, std::vector<int32_t>(4));
+        std::vector<std::vector<Received>> got;
+        for (const int s : {kRef, kGpu}) {
+          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          Server server(*mailbox, n_embd, 2);
+          ASSERT_TRUE(device(s).can_link(pinned.shard()));
+          const LinkedNeurons far{device(s).link(pinned.shard()), {linked_ids.on(s), counts.on(s) + 2},
+                                  counts.on(s) + 3};
+          for (int i = 0; i < 2; ++i) {
+            device(s).predict(p.on(s), l.in.on(s),
+                              {.n_first = n,
+                               .first = {ids.on(s), counts.on(s)},
+                               .rest = {},
+                               .hand_off = {mailbox.get(), l.x.on(s), n_embd},
+                               .n_linked = n_linked,
+                               .linked = far.named});
+            SparseArgs sparse;
+            sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
+            sparse.collect = mailbox.get(), sparse.linked = &far;
+            device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, l.x.on(s));
+          }
+          device(s).synchronize();
+          got.push_back(server.received());
+        }
+        std::vector<int32_t> rest = p.named(n, n + n_cold);
+        std::erase_if(rest, [&](int32_t id) { return id < n_linked; });
+        for (const Received& r : got[kGpu]) EXPECT_EQ(r.ids, rest);
+        EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
+        expect_received(got[kGpu], got[kRef], false, 2 * bound(type, 1));
+        expect_same_x(l, 2 * bound(type, 1));
+      }
+    }
+  }
+}
+
+TEST_F(GpuHandOffTest, QuantisedRowsCannotBeLinked) {
+  std::mt19937 rng(35);
+  const TwinShard shard(*ref_, *gpu_, rng, DType::q8_0, 10, 288, true, true);
+  EXPECT_FALSE(gpu_->can_link(shard.on(kRef)));
+}
+
 // The device has only the gate rows of the last neurons.
 TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
   std::mt19937 rng(32);

@@ -8,19 +8,25 @@ namespace {
 
 class GpuPredictTest : public GpuFfnTest {
  protected:
-  // Both devices must list `first` and `rest`, and leave the rest of the lists' memory alone.
+  // Both devices must list `first` and `rest`, those of the rest below n_linked apart, and leave the rest of the lists'
+  // memory alone.
   static void expect_lists(const std::function<Predictor(int)>& predictor, const Input& in, int64_t n, int64_t n_first,
-                           const std::vector<int32_t>& first, const std::vector<int32_t>& rest) {
+                           int64_t n_linked, const std::vector<int32_t>& first, std::vector<int32_t> rest) {
+    const auto linked_end = std::lower_bound(rest.begin(), rest.end(), static_cast<int32_t>(n_linked));
+    const std::vector<int32_t> linked(rest.begin(), linked_end);
+    rest.erase(rest.begin(), linked_end);
     const auto room = [&](int64_t size) {
       return Twin<int32_t>(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(size), -7));
     };
-    Twin<int32_t> first_ids = room(n_first), rest_ids = room(n - n_first), counts = room(2);
-    run_twins<int32_t>(*ref_, *gpu_, {&first_ids, &rest_ids, &counts}, [&](int s, Device& d) {
+    Twin<int32_t> first_ids = room(n_first), rest_ids = room(n - n_first), linked_ids = room(n_linked), counts = room(3);
+    run_twins<int32_t>(*ref_, *gpu_, {&first_ids, &rest_ids, &linked_ids, &counts}, [&](int s, Device& d) {
       d.predict(predictor(s), in.on(s),
                 {.n_first = n_first,
                  .first = {first_ids.on(s), counts.on(s)},
                  .rest = {rest_ids.on(s), counts.on(s) + 1},
-                 .hand_off = {}});
+                 .hand_off = {},
+                 .n_linked = n_linked,
+                 .linked = {linked_ids.on(s), counts.on(s) + 2}});
     });
     const auto padded = [](std::vector<int32_t> v, int64_t size) {
       v.resize(static_cast<size_t>(size), -7);
@@ -30,7 +36,9 @@ class GpuPredictTest : public GpuFfnTest {
       SCOPED_TRACE(s == kRef ? "reference" : "GPU");
       const std::vector<int32_t> count = counts.read(s);
       EXPECT_EQ(count[0], n_first > 0 ? static_cast<int32_t>(first.size()) : -7);
-      EXPECT_EQ(count[1], n_first < n ? static_cast<int32_t>(rest.size()) : -7);
+      EXPECT_EQ(count[1], n_first + n_linked < n ? static_cast<int32_t>(rest.size()) : -7);
+      EXPECT_EQ(count[2], n_linked > 0 ? static_cast<int32_t>(linked.size()) : -7);
+      EXPECT_EQ(linked_ids.read(s), padded(linked, n_linked));
       EXPECT_EQ(first_ids.read(s), padded(first, n_first));
       EXPECT_EQ(rest_ids.read(s), padded(rest, n - n_first));
     }
@@ -39,10 +47,13 @@ class GpuPredictTest : public GpuFfnTest {
     const Input in = make_input(rng, 1, shape.n_embd);
     const TwinPredictor p(*ref_, *gpu_, rng, shape, in.on(kRef), density);
     for (const int64_t n_first : {int64_t{0}, shape.n / 3, shape.n}) {
-      SCOPED_TRACE(fmt::format("n {} n_embd {} rank {} fc1 {} fc2 {} n_first {} density {}", shape.n, shape.n_embd,
-                               shape.rank, traits(shape.fc1).name, traits(shape.fc2).name, n_first, density));
-      expect_lists([&](int s) { return p.on(s); }, in, shape.n, n_first, p.named(0, n_first),
-                   p.named(n_first, shape.n));
+      for (const int64_t n_linked : {int64_t{0}, (shape.n - n_first + 1) / 2, shape.n - n_first}) {
+        SCOPED_TRACE(fmt::format("n {} n_embd {} rank {} fc1 {} fc2 {} n_first {} n_linked {} density {}", shape.n,
+                                 shape.n_embd, shape.rank, traits(shape.fc1).name, traits(shape.fc2).name, n_first,
+                                 n_linked, density));
+        expect_lists([&](int s) { return p.on(s); }, in, shape.n, n_first, n_linked, p.named(0, n_first),
+                     p.named(n_first, shape.n));
+      }
     }
   }
 };
@@ -123,7 +134,7 @@ TEST_F(GpuPredictTest, Signs) {
           p.signs = signs.on(s), p.n_signs = n_embd, p.threshold = {threshold.on(s), n};
           return p;
         },
-        in, n, n_first, named[0], named[1]);
+        in, n, n_first, n / 5, named[0], named[1]);
   }
 }
 

@@ -1,7 +1,10 @@
 #pragma once
 // Random shards of an FFN and inputs for them, on the GPU device and on the reference.
 #include <array>
+#include <cstring>
+#include <type_traits>
 
+#include "core/buffer.h"
 #include "twin.h"
 
 namespace hearth::test {
@@ -32,6 +35,35 @@ struct TwinShard {
   Twin<float> gate_bias, up_bias;
   bool is_gated, is_transposed, biased = true, up_relu = false;
   Activation act = Activation::silu;
+};
+
+// A copy of a shard in host memory that is page-locked for a device.
+class HostShard {
+ public:
+  HostShard(Device& device, const FfnShard& from) : device_(device), memory_(bytes_of(from)), shard_(from) {
+    std::byte* at = memory_.data();
+    const auto move = [&](auto*& data, size_t bytes) {
+      if (data == nullptr) return;
+      std::memcpy(at, data, bytes);
+      data = reinterpret_cast<std::remove_reference_t<decltype(data)>>(at);
+      at += (bytes + 63) / 64 * 64;
+    };
+    for (Matrix* m : {&shard_.gate, &shard_.up, &shard_.down_t}) move(m->data, m->bytes());
+    for (Vector* v : {&shard_.gate_bias, &shard_.up_bias}) move(v->data, static_cast<size_t>(v->n) * sizeof(float));
+    device_.pin(memory_.data(), memory_.bytes());
+  }
+  ~HostShard() { device_.unpin(memory_.data()); }
+  HostShard(const HostShard&) = delete;
+  HostShard& operator=(const HostShard&) = delete;
+  const FfnShard& shard() const { return shard_; }
+
+ private:
+  static size_t bytes_of(const FfnShard& s) {
+    return s.gate.bytes() + s.up.bytes() + s.down_t.bytes() + 8 * static_cast<size_t>(s.n()) + 5 * 64;
+  }
+  Device& device_;
+  HostBuffer memory_;
+  FfnShard shard_;
 };
 
 class GpuFfnTest : public GpuTest {

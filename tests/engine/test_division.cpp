@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/predictors.h"
 #include "support/random.h"
 #include "support/zoo.h"
 
@@ -30,6 +31,7 @@ struct Division {
   std::vector<Where> attention = {Where::gpu};  // by layer, repeated
   Where embedding = Where::gpu, output = Where::gpu;
   double lone_gates = 0.0;  // of the other neurons, whose gate rows are on the GPU; without predictors
+  double linked = 0.0;      // of the other neurons, which the GPU reads over the link; with predictors
 };
 
 const std::vector<Division>& divisions() {
@@ -43,44 +45,10 @@ const std::vector<Division>& divisions() {
       {"ends_on_cpu", {1.0}, {Where::gpu}, Where::cpu, Where::cpu},
       {"lone_gates", {0.3, 0.0}, {Where::gpu, Where::gpu, Where::cpu}, Where::gpu, Where::gpu, 0.5},
       {"all_gates", {0.0, 0.3}, {Where::gpu}, Where::cpu, Where::gpu, 1.0},
+      {"some_linked", {0.3, 0.6}, {Where::gpu, Where::cpu}, Where::gpu, Where::gpu, 0.0, 0.5},
+      {"all_linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, 1.0},
   };
   return all;
-}
-
-// Gives every layer a predictor that reads `input`: of the FFN's input a copy of the gate, which names exactly the
-// active neurons; of the others a random one of rank 5, which does not, in every layer that can have it.
-void add_predictors(model::Model& m, model::PredictorInput input) {
-  struct Storage {
-    std::vector<std::vector<float>> pieces;
-    Vector keep(std::vector<float> v) {
-      pieces.push_back(std::move(v));
-      return {pieces.back().data(), static_cast<int64_t>(pieces.back().size())};
-    }
-  };
-  const auto storage = std::make_shared<Storage>();
-  std::mt19937 rng(99);
-  std::vector<model::LayerPredictor> layers;
-  for (const model::LayerWeights& w : m.weights().layers) {
-    const int64_t n = w.ffn.n(), n_embd = w.ffn.gate.cols;
-    model::LayerPredictor& p = layers.emplace_back();
-    p.input = input;
-    std::vector<float> threshold(static_cast<size_t>(n),
-                                 w.ffn.act == Activation::fat_relu ? w.ffn.act_threshold : 0.0f);
-    if (input == model::PredictorInput::ffn_input) {
-      p.weights.fc2 = w.ffn.gate;
-      for (size_t k = 0; w.ffn.gate_bias && k < threshold.size(); ++k) threshold[k] -= w.ffn.gate_bias.data[k];
-    } else {
-      constexpr int64_t rank = 5;
-      p.weights.relu = true;
-      p.weights.fc1 = {DType::f32, rank, n_embd,
-                       storage->keep(test::random_normal(rng, static_cast<size_t>(rank * n_embd))).data, nullptr};
-      p.weights.fc2 = {DType::f32, n, rank, storage->keep(test::random_normal(rng, static_cast<size_t>(n * rank))).data,
-                       nullptr};
-      p.weights.fc1_bias = storage->keep(test::random_normal(rng, rank));
-    }
-    p.weights.threshold = storage->keep(std::move(threshold));
-  }
-  m.set_predictors(layers, storage);
 }
 
 Placement placement_of(const Division& d, const model::Model& m, bool predict, std::mt19937& rng) {
@@ -94,12 +62,17 @@ Placement placement_of(const Division& d, const model::Model& m, bool predict, s
     for (int32_t id = 0; id < c.n_ff; ++id) {
       const bool hot = std::uniform_real_distribution<>(0, 1)(rng) < share;
       if (hot) layer.gpu_bucket.push_back(id);
-      if (!hot && !predict && std::uniform_real_distribution<>(0, 1)(rng) < d.lone_gates) layer.gpu_gates.push_back(id);
+      if (hot) continue;
+      if (!predict && std::uniform_real_distribution<>(0, 1)(rng) < d.lone_gates) layer.gpu_gates.push_back(id);
+      if (predict && std::uniform_real_distribution<>(0, 1)(rng) < d.linked) layer.gpu_linked.push_back(id);
     }
-    if (!predict) continue;
-    if (l == 0 && m.weights().layers[0].predictor.input == model::PredictorInput::previous_ffn_input) continue;
-    layer.selection = engine::Selection::predictor;
-    layer.predictor = Where::gpu;
+    const bool sees = l > 0 || m.weights().layers[0].predictor.input != model::PredictorInput::previous_ffn_input;
+    if (predict && sees) {
+      layer.selection = engine::Selection::predictor;
+      layer.predictor = Where::gpu;
+    } else {
+      layer.gpu_linked.clear();
+    }
   }
   return p;
 }
@@ -152,7 +125,7 @@ TEST_P(Divided, EqualsTheUndividedModel) {
   for (const Mode& mode : modes) {
     const EngineOptions options{.n_batch = 16, .sparsity = mode.sparsity, .stream_tokens = mode.stream_tokens};
     for (model::Model* m : {&plain, &divided}) {
-      if (mode.predictor) add_predictors(*m, *mode.predictor);
+      if (mode.predictor) test::add_predictors(*m, *mode.predictor);
     }
     for (const Division& d : divisions()) {
       SCOPED_TRACE(d.name + ", " + mode.name);

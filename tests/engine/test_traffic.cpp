@@ -65,7 +65,7 @@ TEST_F(Traffic, OfEveryNeuron) {
 
 TEST_F(Traffic, OfTheNeuronsThatWereActive) {
   const auto e = divided(placement(), engine::Sparsity::exact);
-  const DensityStats counted = {.steps = 2, .active = {20, 12}, .active_on_host = {8, 12}};
+  const DensityStats counted = {.steps = 2, .active = {20, 12}, .active_on_host = {8, 12}, .active_linked = {0, 0}};
   const TokenTraffic t = e->traffic(counted, 1000);
   expect_bytes(t.layers[0].attention, kAttention + cache(64), 0, "no more positions than the context has");
   // Every gate where it lives; up and down of 6 and 4 active neurons a token.
@@ -80,12 +80,13 @@ TEST_F(Traffic, OfTheNeuronsThatWereActive) {
 }
 
 TEST_F(Traffic, IsCountedSinceAMoment) {
-  const DensityStats before = {.steps = 1, .active = {5, 6}, .active_on_host = {1, 2}};
-  const DensityStats after = {.steps = 4, .active = {11, 18}, .active_on_host = {4, 8}};
+  const DensityStats before = {.steps = 1, .active = {5, 6}, .active_on_host = {1, 2}, .active_linked = {1, 0}};
+  const DensityStats after = {.steps = 4, .active = {11, 18}, .active_on_host = {3, 6}, .active_linked = {2, 2}};
   const DensityStats d = after.since(before);
   EXPECT_EQ(d.steps, 3);
   EXPECT_EQ(d.active, (std::vector<double>{6, 12}));
-  EXPECT_EQ(d.active_on_host, (std::vector<double>{3, 6}));
+  EXPECT_EQ(d.active_on_host, (std::vector<double>{2, 4}));
+  EXPECT_EQ(d.active_linked, (std::vector<double>{1, 2}));
   EXPECT_DOUBLE_EQ(d.density(10), 18.0 / 3 / 20);
   EXPECT_DOUBLE_EQ(d.host_share(), 0.5);
   EXPECT_TRUE(std::isnan(before.since(before).density(10)));
@@ -96,9 +97,12 @@ TEST(Floor, IsTheLongerSideOfEachFfnAndTheSumOfTheRest) {
   t.head = {1000, 0};
   t.layers.push_back({.attention = {300, 0}, .selection = {50, 0}, .ffn = {200, 70}});  // 2 s against 7 s
   t.layers.push_back({.attention = {0, 20}, .selection = {0, 5}, .ffn = {900, 10}});    // 9 s against 1 s
-  EXPECT_DOUBLE_EQ(engine::floor_seconds(t, 100, 10), 10 + (3 + 0.5 + 7) + (2 + 0.5 + 9));
+  const SideBytes bandwidths = {100, 10, 2};
+  EXPECT_DOUBLE_EQ(engine::floor_seconds(t, bandwidths), 10 + (3 + 0.5 + 7) + (2 + 0.5 + 9));
   t.parallel_block = true;  // both sides work at attention and FFN at the same time
-  EXPECT_DOUBLE_EQ(engine::floor_seconds(t, 100, 10), 10 + (0.5 + 7) + (0.5 + 9));
+  EXPECT_DOUBLE_EQ(engine::floor_seconds(t, bandwidths), 10 + (0.5 + 7) + (0.5 + 9));
+  t.layers[0].ffn.link = 16;  // 8 s, while the others wait
+  EXPECT_DOUBLE_EQ(engine::floor_seconds(t, bandwidths), 10 + (0.5 + 8) + (0.5 + 9));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/predictors.h"
 #include "support/zoo.h"
 
 namespace hearth {
@@ -131,23 +132,32 @@ TEST_P(GpuEngine, DividedWithTheCpuIsWithinTheRoundings) {
   const auto script = test::prompt_then_decode(test::random_ids(config, own() ? 20 : 14, 11), 10);
   test::ErrorLimits limits(path_, script, test::kDividedArithmetic, {.n_batch = 16});
   std::mt19937 rng(11);
-  for (const double share : {0.0, 0.4, 1.0}) {
+  struct Way {
+    double hot;
+    bool predicts = false;  // which neurons are active, and some of the CPU's are read over the link
+  };
+  for (const Way& way : {Way{0.0}, Way{0.4}, Way{1.0}, Way{0.4, true}}) {
     for (const bool graph : {true, false}) {
       auto divided = model::Model::load(path_);
       if (divided.prepare_sparse()) return;  // a quantised file with a standard down projection cannot be divided
+      if (way.predicts && !config.ffn.sparse()) continue;
+      if (way.predicts) test::add_predictors(divided, model::PredictorInput::ffn_input);
       engine::Placement p;
       p.embedding = engine::Where::cpu, p.output = engine::Where::gpu;
       for (int64_t l = 0; l < config.n_layer; ++l) {
         engine::LayerPlacement& layer = p.layers.emplace_back();
         layer.attention = l % 3 == 1 ? engine::Where::cpu : engine::Where::gpu;
         for (int32_t id = 0; id < config.n_ff; ++id) {
-          if (std::uniform_real_distribution<>(0, 1)(rng) < share) layer.gpu_bucket.push_back(id);
+          const double at = std::uniform_real_distribution<>(0, 1)(rng);
+          if (at < way.hot) layer.gpu_bucket.push_back(id);
+          if (way.predicts && at > 0.7) layer.gpu_linked.push_back(id);
         }
+        if (way.predicts) layer.selection = engine::Selection::predictor, layer.predictor = engine::Where::gpu;
       }
       const auto host = cpu::make_device(team_);
       const auto gpu = cuda::make_device(0);
       Engine e(divided, *gpu, {.n_batch = 16, .use_graph = graph}, {*host, p, team_});
-      limits.expect_within(test::run(e, script), "share of hot neurons " + std::to_string(share));
+      limits.expect_within(test::run(e, script), "share of hot neurons " + std::to_string(way.hot) + (way.predicts ? ", predicted" : ""));
     }
   }
   limits.print();
