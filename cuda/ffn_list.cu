@@ -7,7 +7,9 @@
 #include <array>
 
 #include "cuda/activation.cuh"
+#include "cuda/copy_async.cuh"
 #include "cuda/kernels.cuh"
+#include "cuda/layout.h"
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
 
@@ -41,6 +43,8 @@ struct ListKernelArgs {
   int32_t* n_active;  // [gridDim.x]
   int threads;        // that share a row
   int batch;          // at most kMaxBatch / kChunks
+  const std::byte* next;  // to be brought to the second-level cache by the blocks that are done: they wait for the CPU
+  int64_t next_bytes;     // of it; each block of the second part has an equal share
 };
 
 // What a batch has become when its gates are known.
@@ -249,6 +253,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   }
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
+  if (threadIdx.x == 0 && a.next_bytes > 0 && &part == &a.parts[1]) {
+    constexpr int64_t kPiece = 16 << 10;
+    const int64_t share = a.next_bytes / step / 16 * 16;
+    const std::byte* const next = a.next + first * share;
+    for (int64_t at = 0; at < share; at += kPiece) {
+      prefetch_l2(next + at, static_cast<unsigned>(share - at < kPiece ? share - at : kPiece));
+    }
+  }
   // Each group has counted its own: the first thread of each, in turn.
   __shared__ int active[kMaxWarps];
   if (block.t == 0) active[block.group] = block.n_active;
@@ -415,6 +427,13 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
   const int first = args.parts[0].blocks;
   args.parts[1] = {s,           neuron_args(s), list.ids, list.count,
                    list.values, list.gate_out,  first,    static_cast<int>(blocks) - first};
+  // Where nothing else runs until the CPU has answered, half the cache is free for what comes then.
+  if (list.answer != nullptr && list.next) {
+    const AdoptedLayout layout = adopted_layout(list.next.type, list.next.rows, list.next.cols);
+    args.next = static_cast<const std::byte*>(list.next.data);
+    args.next_bytes = static_cast<int64_t>(std::min(layout.data_bytes, gpu.l2_bytes / 2));
+    if (const char* e = std::getenv("HL2")) args.next_bytes = std::min<int64_t>(layout.data_bytes, std::atoll(e) << 20);
+  }
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
     args.threads = p.threads, args.batch = p.batch;

@@ -21,6 +21,7 @@ struct Gpu {
   cudaStream_t stream = nullptr;
   int multiprocessors = 1;
   size_t shared_per_block = 48 << 10;  // after opting in
+  size_t l2_bytes = 0;
   bool overlap = false;                // launches use programmatic dependent launch
 };
 

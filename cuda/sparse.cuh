@@ -37,6 +37,7 @@ struct FfnListArgs {
   int32_t* n_active = nullptr;    // out, optional
   const AnswerSource* answer = nullptr;  // to be added in the same pass, or null
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
+  Matrix next;                            // what is read first when the answer has come, or empty
 };
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd);
 // Whether ffn_list() can: gate (where read), up and down_t of one type, rows of whole 16-byte chunks that fit.

@@ -174,6 +174,7 @@ class FfnPart {
       args.collect = collect;
       const LinkedNeurons linked{split_.linked, f_.act.linked, f_.act.n_linked_active + layer_};
       if (split_.n_linked > 0) args.linked = &linked;
+      if (collect != nullptr) anticipate_next();
       return ffn_sparse_block(f_, layer_, args, f_.act.ffn_input(layer_, 1), bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
@@ -185,6 +186,12 @@ class FfnPart {
   }
 
  private:
+  // What the device reads when the CPU has answered: the next layer's first matrix, or the head.
+  void anticipate_next() const {
+    const bool last = layer_ + 1 == f_.config.n_layer;
+    const Matrix& next = last ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
+    if (next && (last || !f_.split[static_cast<size_t>(layer_ + 1)].attention_on_host)) f_.device.anticipate(next);
+  }
   // Of one token, with its neurons.
   const float* handed_over() const { return hands_over_input(f_, layer_) ? f_.act.ffn_input(layer_, 1).x : f_.act.x; }
 
