@@ -1,0 +1,173 @@
+#pragma once
+// Many FFNs in a row on two devices at once, each step with another division, other inputs and other hand-offs, against
+// the oracle: what shows when a flag is raised before its data, or a buffer is written again before it has been read.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <future>
+#include <random>
+#include <vector>
+
+#include "core/device.h"
+#include "cpu/cpu.h"
+#include "support/random.h"
+
+namespace hearth::test {
+
+constexpr int64_t kHybridEmbd = 48, kHybridNeurons = 70;
+
+// Who finds the CPU's neurons: a predictor on the main device, gates on the main device, or the CPU by gates of its
+// own.
+enum class FoundBy { predictor, gates, cpu };
+
+struct HybridStep {
+  FoundBy by;
+  int64_t n_hot;
+  std::vector<float> x;  // all zero now and then, so that no neuron is active at all
+  explicit HybridStep(int number) {
+    std::mt19937 rng(static_cast<unsigned>(number));
+    constexpr std::array<int64_t, 5> kHot = {0, 1, 23, kHybridNeurons - 1, kHybridNeurons};  // some lists are empty
+    n_hot = kHot[static_cast<size_t>(random_int(rng, 0, kHot.size() - 1))];
+    by = static_cast<FoundBy>(random_int(rng, 0, 2));
+    if (n_hot == kHybridNeurons && by == FoundBy::gates) by = FoundBy::cpu;  // there are no gates of the CPU's neurons
+    x = random_int(rng, 0, 49) == 0 ? std::vector<float>(kHybridEmbd, 0.0f) : random_normal(rng, kHybridEmbd);
+  }
+};
+
+// One layer, hot neurons first, on one device.
+class HybridLayer {
+ public:
+  HybridLayer(Device& device, std::mt19937 rng)
+      : norm_weight_(kHybridEmbd, 1.0f), threshold_(kHybridNeurons, 0.0f), identity_(kHybridEmbd * kHybridEmbd) {
+    for (size_t i = 0; i < kHybridEmbd; ++i) identity_[i * kHybridEmbd + i] = 1.0f;
+    const auto adopt = [&](std::vector<float>& values, int64_t rows) {
+      if (values.empty()) values = random_normal(rng, static_cast<size_t>(rows * kHybridEmbd));
+      return device.adopt(Matrix{DType::f32, rows, kHybridEmbd, values.data(), nullptr});
+    };
+    shard_.gate = adopt(gate_, kHybridNeurons), shard_.up = adopt(up_, kHybridNeurons);
+    shard_.down_t = adopt(down_, kHybridNeurons);
+    shard_.act = Activation::relu;
+    // The gate itself, behind a first product that changes nothing: it names the active neurons and no others.
+    predictor_.fc1 = adopt(identity_, kHybridEmbd), predictor_.fc2 = shard_.gate;
+    predictor_.threshold = device.adopt(Vector{threshold_.data(), kHybridNeurons});
+    norm_ = {.weight = device.adopt(Vector{norm_weight_.data(), kHybridEmbd}), .n = kHybridEmbd};
+  }
+  FfnShard shard(int64_t first, int64_t n) const {
+    FfnShard s = shard_;
+    s.gate = s.gate.slice_rows(first, n), s.up = s.up.slice_rows(first, n), s.down_t = s.down_t.slice_rows(first, n);
+    return s;
+  }
+  // The first n neurons, and the gates of the others.
+  FfnShard shard_with_lone_gates(int64_t n) const {
+    FfnShard s = shard(0, n);
+    s.gate.rows = kHybridNeurons;
+    return s;
+  }
+  const Predictor& predictor() const { return predictor_; }
+  const NormArgs& norm() const { return norm_; }
+
+ private:
+  std::vector<float> norm_weight_, threshold_, identity_, gate_, up_, down_;
+  FfnShard shard_;
+  Predictor predictor_;
+  NormArgs norm_;
+};
+
+// The main device's side: issues all steps one after the other, without waiting for any. Returns what x became in each.
+inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, Mailbox& box, int n_steps) {
+  main.use_from_this_thread();
+  std::vector<float> host_x;
+  for (int i = 0; i < n_steps; ++i) {
+    const HybridStep step(i);
+    host_x.insert(host_x.end(), step.x.begin(), step.x.end());
+  }
+  const size_t bytes = host_x.size() * sizeof(float);
+  const DeviceBuffer all_x = main.allocate(bytes, Purpose::activations);
+  const DeviceBuffer normed = main.allocate(kHybridEmbd * sizeof(float), Purpose::activations);
+  const DeviceBuffer ids = main.allocate((kHybridNeurons + 1) * sizeof(int32_t), Purpose::activations);
+  main.upload(all_x.as<float>(), host_x.data(), bytes);
+  const NeuronList first{ids.as<int32_t>(), ids.as<int32_t>() + kHybridNeurons};
+  const Act h{normed.as<float>(), nullptr};
+  for (int i = 0; i < n_steps; ++i) {
+    const HybridStep step(i);
+    float* x = all_x.as<float>() + i * kHybridEmbd;
+    main.norm(layer.norm(), x, 1, h);
+    FfnShard hot = layer.shard(0, step.n_hot);
+    SparseArgs sparse{.collect = &box};
+    if (step.by == FoundBy::predictor) {
+      main.predict(layer.predictor(), h,
+                   {.n_first = step.n_hot, .first = first, .rest = {}, .hand_off = {&box, h.x, kHybridEmbd}});
+      sparse.predicted = first.ids, sparse.n_predicted = first.count;
+    } else if (step.by == FoundBy::gates) {
+      hot = layer.shard_with_lone_gates(step.n_hot);
+      sparse.hand_off = {&box, h.x, kHybridEmbd};
+    } else {
+      main.post(box, x, kHybridEmbd);
+    }
+    if (hot.n() > 0) {
+      main.ffn_sparse(hot, sparse, h, {}, x);
+    } else {
+      main.collect(box, x, kHybridEmbd);
+    }
+  }
+  main.download(host_x.data(), all_x.as<float>(), bytes);
+  return host_x;
+}
+
+// The CPU's side.
+inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, int n_steps) {
+  std::vector<float> h(kHybridEmbd);
+  for (int i = 0; i < n_steps; ++i) {
+    const HybridStep step(i);
+    const MailboxRequest request = box.wait_request();
+    SparseArgs sparse;
+    if (step.by == FoundBy::cpu) {
+      host.norm(layer.norm(), request.x, 1, {h.data(), nullptr});
+    } else {
+      std::copy_n(request.x, kHybridEmbd, h.begin());
+      sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
+      if (step.by == FoundBy::gates) sparse.gate_values = request.values;
+    }
+    std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
+    const FfnShard cold = layer.shard(step.n_hot, kHybridNeurons - step.n_hot);
+    if (cold.n() > 0) host.ffn_sparse(cold, sparse, {h.data(), nullptr}, {}, box.answer_buffer());
+    box.answer();
+  }
+}
+
+// n_steps on `main` and the SIMD CPU device, each in a thread of its own; every result against the oracle's.
+inline void expect_hybrid_steps(Device& main, int n_steps) {
+  std::mt19937 rng(5);
+  ThreadTeam team(3);
+  const auto host = cpu::make_device(team), oracle = cpu::make_reference_device();
+  Limits limits;
+  limits.max_cols = limits.max_rows = limits.n_ff = kHybridNeurons;
+  limits.n_vocab = 8, limits.n_embd = kHybridEmbd, limits.head_dim = 8;
+  main.reserve(limits), host->reserve(limits), oracle->reserve(limits);
+  const HybridLayer main_layer(main, rng), host_layer(*host, rng), oracle_layer(*oracle, rng);
+  const auto box = main.open_mailbox(kHybridEmbd, kHybridNeurons);
+
+  auto main_side = std::async(std::launch::async, [&] { return run_main_side(main, main_layer, *box, n_steps); });
+  run_cpu_side(*host, host_layer, *box, n_steps);
+  const std::vector<float> got = main_side.get();
+
+  // 70 float additions of terms of up to about 8 x 48 (two products of 48 normals, and a normal), and a factor 4 for
+  // the errors of the products and of the norm. A neuron left out is worth some tens, a stale input more.
+  constexpr double kBound = 4 * kHybridNeurons * kHybridEmbd * 0x1p-24 * 8;
+  double worst = 0;
+  for (int i = 0; i < n_steps; ++i) {
+    std::vector<float> x = HybridStep(i).x, h(kHybridEmbd);
+    oracle->norm(oracle_layer.norm(), x.data(), 1, {h.data(), nullptr});
+    oracle->ffn_sparse(oracle_layer.shard(0, kHybridNeurons), {}, {h.data(), nullptr}, {}, x.data());
+    for (int64_t c = 0; c < kHybridEmbd; ++c) {
+      const double error =
+          std::abs(static_cast<double>(got[static_cast<size_t>(i * kHybridEmbd + c)]) - x[static_cast<size_t>(c)]);
+      ASSERT_LE(error, kBound) << "step " << i << " column " << c;
+      worst = std::max(worst, error);
+    }
+  }
+  std::printf("    %d steps, worst error %.2g of %.2g\n", n_steps, worst, kBound);
+}
+
+}  // namespace hearth::test
