@@ -445,7 +445,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   HEARTH_CHECK(!p.fc1 || p.fc1.rows <= limits_.n_ff);
   NeuronLists lists = neuron_lists(p.n(), args.n_first, args.hand_off);
   if (args.n_first > 0) lists.first = args.first;
-  if (!lists.posts() && args.n_first < p.n()) lists.rest = args.rest;
+  if (!lists.posts() && args.n_first + args.n_linked < p.n()) lists.rest = args.rest;
   if (args.n_linked > 0) lists.n_linked = static_cast<int>(args.n_linked), lists.linked = args.linked;
   if (predict_fits(p)) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};

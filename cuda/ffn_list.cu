@@ -420,7 +420,8 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
   MergeArgs merge{};
   if (const LinkedNeurons* l = list.linked; l != nullptr) {
     HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type && l->shard.down_t.cols == n);
-    const int link_blocks = std::clamp(static_cast<int>(blocks) / 8, 1, kMaxLinkBlocks);
+    int link_blocks = std::clamp(static_cast<int>(blocks) / 8, 1, kMaxLinkBlocks);
+    if (const char* e = std::getenv("HLB")) link_blocks = std::atoi(e);
     args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr, 0, link_blocks};
     merge.link_splits = link_blocks, merge.n_linked_active = l->n_active;
   }
