@@ -108,8 +108,14 @@ class CudaDevice final : public Device, public DeviceClock {
   }
   size_t staged_bytes(const FfnShard& host) const override { return Staging::bytes(host); }
   FfnShard stage(int slot, const FfnShard& host) override { return staging_slots_->stage(slot, host); }
-  void acquire(int slot) override { staging_slots_->acquire(slot); }
-  void release(int slot) override { staging_slots_->release(slot); }
+  void acquire(int slot) override {
+    gpu_.flush();
+    staging_slots_->acquire(slot);
+  }
+  void release(int slot) override {
+    gpu_.flush();
+    staging_slots_->release(slot);
+  }
 
   void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_->index)); }
 
@@ -139,7 +145,6 @@ class CudaDevice final : public Device, public DeviceClock {
     gpu_.flush();
     return *gemm_;
   }
-  std::optional<InputNorm> take_norm(std::span<const MatmulPart> parts, Act in, int64_t T);
   void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
   // gate, up and activation into scratch; returns where the neurons' values are.
   Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
@@ -324,6 +329,7 @@ void CudaDevice::reserve(const Limits& l) {
   const DownScratch down_need = down_scratch(l.n_embd);
   const size_t down = layout.add(std::max(down_need.partial_bytes, ffn_list_bytes(gpu_, l.n_embd)));
   const size_t down_counters = layout.add(down_need.counter_bytes);
+  const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
@@ -341,6 +347,7 @@ void CudaDevice::reserve(const Limits& l) {
   place(scratch_.mask, mask), place(scratch_.arrived, arrived);
   place(scratch_.down_counters, down_counters);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
+  gpu_.set_scratch(base + norm);
   if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
   limits_ = l;
 }
@@ -362,21 +369,12 @@ void CudaDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
     while (first + n < parts.size() && parts[first + n].w.type == type && !(matvec && n == kMaxParts)) ++n;
     const auto run = parts.subspan(first, n);
     if (matvec) {
-      const auto norm = take_norm(run, in, T);
-      cuda::matvec(gpu_, run, in, T, norm ? &*norm : nullptr);
+      gpu_.matvec(run, in, T);
     } else {
       gemm().multiply(run, in.x, T);
     }
     first += n;
   }
-}
-
-// The norm that was held back for this product, if its kernel can do it.
-std::optional<InputNorm> CudaDevice::take_norm(std::span<const MatmulPart> parts, Act in, int64_t T) {
-  if (T != 1 || !can_norm(parts[0].w)) return std::nullopt;
-  std::array<OpQueue::Output, kMaxParts> outputs{};
-  for (size_t i = 0; i < parts.size(); ++i) outputs[i] = {parts[i].y, parts[i].w.rows};
-  return gpu_.take_norm(in, parts[0].w.cols, {outputs.data(), parts.size()});
 }
 
 void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
@@ -398,7 +396,7 @@ Act CudaDevice::ffn_hidden(const FfnShard& s, Act in, int64_t T) {
   const Act hidden{scratch_.gate, quantize ? scratch_.hidden_q8 : nullptr};
   if (T == 1 && ffn_fusable(s)) {
     const OpQueue::Output output{hidden.x, s.n()};
-    const auto norm = can_norm(s.gate) ? gpu_.take_norm(in, s.gate.cols, {&output, 1}) : std::nullopt;
+    const auto norm = gpu_.take_norm(in, s.gate, {&output, 1});
     ffn_gate_up(gpu_, s, in, hidden, norm ? &*norm : nullptr);
     return hidden;
   }

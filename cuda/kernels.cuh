@@ -8,13 +8,18 @@
 namespace hearth::cuda {
 
 struct InputNorm;  // staged_input.cuh
+struct OutputNorm;
 
 // --- matvec.cu: few tokens ---
 constexpr int kMaxParts = 4;
-// parts: 1 to kMaxParts of one type and one number of columns. norm: the input is this norm's result, which the kernel
-// makes on the way (one token, and can_norm()).
-void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm = nullptr);
+// parts: 1 to kMaxParts of one type and one number of columns. Of one token,
+// norm: the input is this norm's result, which the kernel makes on the way (can_norm(); with quantised weights from
+//   norm->unscaled, and with at least as many rows as columns);
+// next: the kernel leaves half of this norm of its result (can_leave_norm()).
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm = nullptr,
+            const OutputNorm* next = nullptr);
 bool can_norm(const Matrix& w);
+bool can_leave_norm(const Gpu& gpu, const Matrix& w);
 
 // --- ffn.cu ---
 // Where the product of gate and up goes: f32 and, for quantised down, the 8-bit form.

@@ -23,6 +23,36 @@ struct MatvecArgs {
   int T;
   Act in;
   InputNorm norm;
+  OutputNorm next;
+};
+
+// Leaves the block's 32 rows for the norm that follows. Lane r < kRows of each warp has the warp's row r.
+template <int kRows>
+struct LeavesNorm {
+  const OutputNorm& norm;
+  const int n;
+
+  __device__ __forceinline__ static float* shared_weight() {
+    __shared__ alignas(16) float weight[32];
+    return weight;
+  }
+  // Requests the norm's weights. May be called before grid_wait().
+  __device__ __forceinline__ void start() const {
+    const int i = static_cast<int>(threadIdx.x) * 4;
+    if (i < 32) copy_async<16>(shared_weight() + i, norm.weight + blockIdx.x * 32 + i);
+  }
+  // Called by the whole block, a barrier after start()'s copies have arrived.
+  __device__ __forceinline__ void store(float y) const {
+    __shared__ float rows[32];
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane < kRows) rows[warp * kRows + lane] = y;
+    __syncthreads();
+    if (warp != 0) return;
+    const float v = rows[lane];
+    store_q8_block(v * shared_weight()[lane], norm.unscaled.q8, n, blockIdx.x);
+    const float squares = group_sum(v * v);
+    if (lane == 0) norm.unscaled.squares[blockIdx.x] = squares;
+  }
 };
 
 __device__ __forceinline__ int find_part(const MatvecArgs& a, int group) {
@@ -53,15 +83,20 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   dots.set_rows(0, m.data, m.scales, base, a.cols);
   dots.start();
   dots.start_norm(a.norm, shared);
+  const LeavesNorm<kRows> next{a.next, m.rows};
+  const bool leaves_norm = kRows * kWarps == 32 && a.next.weight != nullptr;
+  if (leaves_norm) next.start();
   grid_wait();
   const int row = base + lane;
   const bool writes = dots.live && lane < kRows && row >= first;
-  const float y = writes ? start_value(m, t, row) : 0.0f;
+  float y = writes ? start_value(m, t, row) : 0.0f;
   dots.run(a.norm, input_row<D>(a.in, t, a.cols), shared);
   float sum = dots.sum[0];
 #pragma unroll
   for (int r = 1; r < kRows; ++r) sum = lane == r ? dots.sum[r] : sum;
-  if (writes) m.y[t * m.y_stride + row] = y + sum;
+  y += sum;
+  if (writes) m.y[t * m.y_stride + row] = y;
+  if (leaves_norm) next.store(y);
 }
 
 // Rows that 16-byte loads cannot be aligned to (f32, f16, bf16 with an odd number of columns): one element at a time.
@@ -111,15 +146,23 @@ MatvecArgs make_args(std::span<const MatmulPart> parts, Act in, int64_t T, int r
 }  // namespace
 
 bool can_norm(const Matrix& w) {
-  bool can = false;
-  with_format(w.type, [&]<DType D>() { can = !Format<D>::kQuantized && w.cols % Format<D>::kWeights == 0; });
-  return can;
+  bool whole_chunks = false;
+  with_format(w.type, [&]<DType D>() { whole_chunks = w.cols % Format<D>::kWeights == 0; });
+  return whole_chunks;
 }
 
-void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm) {
+bool can_leave_norm(const Gpu& gpu, const Matrix& w) {
+  return can_norm(w) && w.rows % 32 == 0 && w.rows <= kMaxNormColumns &&
+         matvec_shape(w.rows, w.rows, gpu.multiprocessors) != MatvecShape::few_rows;
+}
+
+void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T, const InputNorm* norm,
+            const OutputNorm* next) {
   int64_t rows = 0, fewest = INT64_MAX;
   for (const MatmulPart& p : parts) rows += p.w.rows, fewest = std::min(fewest, p.w.rows);
   const int64_t cols = parts[0].w.cols;
+  HEARTH_CHECK(norm == nullptr || !is_quantized(parts[0].w.type) || (norm->unscaled.q8 != nullptr && rows >= cols));
+  HEARTH_CHECK(next == nullptr || (norm == nullptr && T == 1 && parts.size() == 1 && can_leave_norm(gpu, parts[0].w)));
   with_format(parts[0].w.type, [&]<DType D>() {
     if constexpr (!Format<D>::kQuantized) {
       if (cols % Format<D>::kWeights != 0) {
@@ -131,6 +174,7 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
     const auto run = [&]<int kRows, int kUnroll, int kWarps, int kBlocks>() {
       MatvecArgs a = make_args(parts, in, T, kRows);
       if (norm != nullptr) a.norm = *norm;
+      if (next != nullptr) a.next = *next;
       launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, grid_size(ceil_div(a.n_groups, kWarps) * T),
              kWarps * kWarp, stage_bytes<D>(cols), a);
     };

@@ -1,5 +1,6 @@
 #include "cuda/op_queue.cuh"
 
+#include <array>
 #include <utility>
 
 namespace hearth::cuda {
@@ -13,7 +14,14 @@ bool overlap(const float* a, int64_t n_a, const float* b, int64_t n_b) {
 
 }  // namespace
 
+void OpQueue::flush_product(const OutputNorm* next) {
+  if (!product_) return;
+  const Product p = *std::exchange(product_, std::nullopt);
+  cuda::matvec(gpu_, {&p.part, 1}, p.in, 1, nullptr, next);
+}
+
 void OpQueue::flush() {
+  flush_product();
   if (norm_) {
     const Norm n = *std::exchange(norm_, std::nullopt);
     cuda::norm(gpu_, n.args, n.x, 1, n.out);
@@ -21,10 +29,22 @@ void OpQueue::flush() {
   if (rope_) cuda::rope_kv(gpu_, *std::exchange(rope_, std::nullopt), 1);
 }
 
-void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
+void OpQueue::matvec(std::span<const MatmulPart> parts, Act in, int64_t T) {
+  std::array<Output, kMaxParts> outputs{};
+  HEARTH_CHECK(!parts.empty() && parts.size() <= outputs.size());
+  for (size_t i = 0; i < parts.size(); ++i) outputs[i] = {parts[i].y, parts[i].w.rows};
+  const auto norm = T == 1 ? take_norm(in, parts[0].w, {outputs.data(), parts.size()}) : std::nullopt;
   flush();
+  const bool can_wait = T == 1 && !norm && parts.size() == 1 && can_leave_norm(gpu_, parts[0].w);
+  if (!can_wait) return cuda::matvec(gpu_, parts, in, T, norm ? &*norm : nullptr);
+  product_ = {parts[0], in};
+}
+
+void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
   const bool can_wait = T == 1 && a.kind == NormKind::rms && !a.bias && a.n % 32 == 0 && a.n <= kMaxNormColumns &&
                         !overlap(x, a.n, out.x, a.n);
+  const bool of_product = can_wait && product_ && !norm_ && product_->part.y == x && product_->part.w.rows == a.n;
+  if (!of_product) flush();
   if (!can_wait) return cuda::norm(gpu_, a, x, T, out);
   norm_ = {a, x, out};
 }
@@ -35,13 +55,32 @@ void OpQueue::rope_kv(const RopeKvArgs& a, int64_t T) {
   rope_ = a;
 }
 
-std::optional<InputNorm> OpQueue::take_norm(Act in, int64_t n, std::span<const Output> outputs) {
-  if (!norm_ || norm_->out.x != in.x || norm_->out.q8 != in.q8 || norm_->args.n != n) return std::nullopt;
+bool OpQueue::may_take_norm(Act in, int64_t n, std::span<const Output> outputs) const {
+  if (!norm_ || norm_->out.x != in.x || norm_->out.q8 != in.q8 || norm_->args.n != n) return false;
   for (const Output& o : outputs) {
-    if (overlap(norm_->x, norm_->args.n, o.data, o.n)) return std::nullopt;
+    if (overlap(norm_->x, norm_->args.n, o.data, o.n)) return false;
   }
+  return true;
+}
+
+std::optional<InputNorm> OpQueue::take_norm(Act in, int64_t n, std::span<const Output> outputs) {
+  if (!may_take_norm(in, n, outputs)) return std::nullopt;
+  flush_product();
   const Norm held = *std::exchange(norm_, std::nullopt);
-  return InputNorm{held.x, held.args.weight.data, held.args.eps, static_cast<int>(n), held.out};
+  return InputNorm{held.x, held.args.weight.data, held.args.eps, static_cast<int>(n), held.out, {}};
+}
+
+std::optional<InputNorm> OpQueue::take_norm(Act in, const Matrix& w, std::span<const Output> outputs) {
+  if (!can_norm(w)) return std::nullopt;
+  if (!is_quantized(w.type)) return take_norm(in, w.cols, outputs);
+  int64_t rows = 0;
+  for (const Output& o : outputs) rows += o.n;
+  if (!product_ || in.q8 == nullptr || rows < w.cols || !may_take_norm(in, w.cols, outputs)) return std::nullopt;
+  const OutputNorm half{norm_->args.weight.data, unscaled_};
+  flush_product(&half);
+  auto norm = take_norm(in, w.cols, outputs);
+  norm->unscaled = unscaled_;
+  return norm;
 }
 
 std::optional<RopeKvArgs> OpQueue::take_rope(const AttentionArgs& a, int64_t T, Act out) {

@@ -1,7 +1,16 @@
 #pragma once
-// The GPU's stream with one operation held back: the norm or the rotary embedding of a single token costs a kernel that
+// The GPU's stream with operations held back: the norm or the rotary embedding of a single token costs a kernel that
 // does next to nothing, and the kernel that reads its result can do it on the way. It is held until the next operation,
 // which either takes it over or finds it enqueued first: whoever asks for the Gpu gets everything before enqueued.
+//
+// Products with quantised weights can do the norm only if the product that made its input, too, knows of it (it leaves
+// the norm's result but for the factor 1 / rms). So a product whose kernel can is held until it is known whether a norm
+// of its result follows, and with that norm until it is known who reads it:
+//
+//   product, norm, quantised product   product leaves half of the norm, quantised product
+//   product, norm, other reader        product, reader (with the norm if it can by itself)
+//   product, norm, anything else       product, norm, anything else
+//   product, anything else             product, anything else
 #include <optional>
 
 #include "cuda/kernels.cuh"
@@ -22,8 +31,17 @@ class OpQueue {
   // For its properties.
   const Gpu* operator->() const { return &gpu_; }
 
+  // Memory of kUnscaledNormBytes for what products leave for norms. Before the first product.
+  void set_scratch(void* memory) {
+    auto* bytes = static_cast<std::byte*>(memory);
+    unscaled_ = {bytes, reinterpret_cast<float*>(bytes + q8_row_bytes(kMaxNormColumns))};
+  }
+
   // Enqueues what is held back.
   void flush();
+  // Products as matvec(), with the norm that was held back for them if they can do it; held back themselves, or
+  // enqueued.
+  void matvec(std::span<const MatmulPart> parts, Act in, int64_t T);
   // A norm or rotary embedding of T tokens: held back if another operation could take it over, else enqueued.
   void norm(const NormArgs& args, const float* x, int64_t T, Act out);
   void rope_kv(const RopeKvArgs& args, int64_t T);
@@ -35,16 +53,28 @@ class OpQueue {
     int64_t n;
   };
   std::optional<InputNorm> take_norm(Act in, int64_t n, std::span<const Output> outputs);
+  // The same for products with rows of w and others of its type, which make `outputs`.
+  std::optional<InputNorm> take_norm(Act in, const Matrix& w, std::span<const Output> outputs);
   // The held rotary embedding, if `args` and `out` are the attention that it belongs to.
   std::optional<RopeKvArgs> take_rope(const AttentionArgs& args, int64_t T, Act out);
 
  private:
+  struct Product {
+    MatmulPart part;
+    Act in;
+  };
   struct Norm {
     NormArgs args;
     const float* x;
     Act out;
   };
+  bool may_take_norm(Act in, int64_t n, std::span<const Output> outputs) const;
+  void flush_product(const OutputNorm* next = nullptr);
+
   Gpu gpu_;
+  UnscaledNorm unscaled_;
+  // In the order in which they were issued; a product and a rotary embedding are never held at the same time.
+  std::optional<Product> product_;
   std::optional<Norm> norm_;
   std::optional<RopeKvArgs> rope_;
 };

@@ -94,23 +94,18 @@ struct RowDots {
   }
   // The same where the input is the result of a norm to be done here, unless norm.x is null.
   __device__ __forceinline__ void start_norm(const InputNorm& norm, uint4* shared) const {
-    if constexpr (!F::kQuantized) {
-      if (norm.x != nullptr) NormedInput<D>(norm, shared).start();
-    }
+    if (norm.x != nullptr) NormedInput<D>(norm, shared).start();
   }
   __device__ __forceinline__ void run(const InputNorm& norm, const InputRow& in, uint4* shared) {
-    if constexpr (F::kQuantized) {
-      run(in, shared);
-    } else {
-      if (norm.x == nullptr) return run(in, shared);
-      const NormedInput<D> normed(norm, shared);
-      const float scale = normed.fill();
-      normed.store_result(scale);
-      const int lane = threadIdx.x % kWarp;
-      for (int batch = 0; live && batch < n_chunks; batch += kWarp * kUnroll) consume(normed.staged, 0, batch + lane);
+    if (norm.x == nullptr) return run(in, shared);
+    NormedInput<D> normed(norm, shared);
+    normed.fill();
+    const int lane = threadIdx.x % kWarp;
+    for (int batch = 0; live && batch < n_chunks; batch += kWarp * kUnroll) consume(normed.staged, 0, batch + lane);
+    const float scale = normed.scale();
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]) * scale;
-    }
+    for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]) * scale;
+    normed.store_result(scale);
   }
 
  private:

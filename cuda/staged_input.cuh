@@ -3,7 +3,10 @@
 //
 // The RMS norm of a single token costs a kernel that does next to nothing: every block of the product after it reads
 // the whole input anyway. So the product can do the norm itself: blocks stage x * weight while they sum x^2, and the
-// factor 1 / rms is applied to the finished dot products.
+// factor 1 / rms is applied to the finished dot products. With quantised weights every block would have to quantise
+// x * weight again, which takes longer than a norm of its own; there the product that makes x leaves the norm's result
+// but for that factor.
+#include "cuda/copy_async.cuh"
 #include "cuda/format.cuh"
 #include "cuda/launch.cuh"
 
@@ -18,7 +21,7 @@ constexpr int kMaxNormColumns = 8192;  // of an input that is normed on the way:
 template <DType D>
 constexpr size_t stage_bytes(int64_t cols) {
   const int64_t columns = cols < kTileColumns<D> ? cols : kTileColumns<D>;
-  return static_cast<size_t>(Format<D>::kQuantized ? columns + columns / 32 * static_cast<int64_t>(sizeof(Q8Scale))
+  return static_cast<size_t>(Format<D>::kQuantized ? q8_row_bytes(columns)
                                                    : columns * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -52,18 +55,37 @@ struct StagedInput {
     scales = reinterpret_cast<Q8Scale*>(shared + plane * F::kUnits);
   }
   __device__ __forceinline__ uint4& unit(int i) const { return units[i % F::kUnits * plane + i / F::kUnits]; }
-  // Called by the whole block, between barriers.
+  // Called by the whole block, between barriers. Everything is requested before anything is waited for, also what the
+  // thread asked for by copy_async() before.
   __device__ __forceinline__ void fill(const InputRow& in, int first_chunk, int n_chunks) {
     const uint4* from = in.units + static_cast<int64_t>(first_chunk) * F::kUnits;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < n_chunks * F::kUnits; i += blockDim.x) unit(i) = __ldcg(from + i);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n_chunks * F::kUnits; i += blockDim.x) copy_async<16>(&unit(i), from + i);
     if constexpr (F::kQuantized) {
-      const auto* from_scales = reinterpret_cast<const float2*>(in.scales + first_chunk * F::kWeights / 32);
-      for (int i = threadIdx.x; i < n_chunks * F::kWeights / 32; i += blockDim.x) {
-        reinterpret_cast<float2*>(scales)[i] = __ldcg(from_scales + i);
+      constexpr int kBytes = F::kWeights / 4;  // of scales, by chunk
+      const auto* from_scales = reinterpret_cast<const uint4*>(in.scales) + first_chunk * kBytes / 16;
+      const int n = (n_chunks * kBytes + 15) / 16;  // rows end with a whole unit
+#pragma unroll 1
+      for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        copy_async<16>(reinterpret_cast<uint4*>(scales) + i, from_scales + i);
       }
     }
+    end_copy_group();
+    wait_copy_groups<0>();
   }
+};
+
+// The result of an RMS norm of x [n] but for the factor 1 / rms.
+struct UnscaledNorm {
+  std::byte* q8 = nullptr;   // x * weight in the 8-bit form
+  float* squares = nullptr;  // [n / 32] sums of x^2 over blocks of 32; room for a multiple of 4
+};
+constexpr int64_t kUnscaledNormBytes = q8_row_bytes(kMaxNormColumns) + kMaxNormColumns / 32 * 4;  // of the longest
+
+// What a product of one token leaves for the norm of its result x.
+struct OutputNorm {
+  const float* weight = nullptr;  // null: there is no norm to come
+  UnscaledNorm unscaled;
 };
 
 // An RMS norm of one row of n elements, n a multiple of 32 and at most kMaxNormColumns.
@@ -72,17 +94,30 @@ struct InputNorm {
   const float* weight = nullptr;
   float eps = 0.0f;
   int n = 0;
-  Act out;  // gets the result too, for operations to come
+  Act out;                // gets the result too, for operations to come
+  UnscaledNorm unscaled;  // for products with quantised weights
+
+  // 1 / rms.
+  __device__ __forceinline__ float scale(float sum_of_squares) const {
+    return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + eps);
+  }
+  // Lane l has element l of a block of 32 of the result.
+  __device__ __forceinline__ void store(int block, float v) const {
+    out.x[block * 32 + static_cast<int>(threadIdx.x % kWarp)] = v;
+    if (out.q8 != nullptr) store_q8_block(v, static_cast<std::byte*>(out.q8), n, block);
+  }
 };
 
 // Writes one of n_workers' share of the norm's result. Called by a warp.
 __device__ __forceinline__ void store_norm(const InputNorm& norm, float scale, int worker, int n_workers) {
   for (int block = worker; block < norm.n / 32; block += n_workers) {
     const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
-    const float v = __ldcg(norm.x + i) * norm.weight[i] * scale;
-    norm.out.x[i] = v;
-    if (norm.out.q8 != nullptr) store_q8_block(v, static_cast<std::byte*>(norm.out.q8), norm.n, block);
+    norm.store(block, __ldcg(norm.x + i) * norm.weight[i] * scale);
   }
+}
+
+__device__ __forceinline__ bool in_last_warp() {
+  return threadIdx.x / kWarp == blockDim.x / kWarp - 1;
 }
 
 __device__ __forceinline__ float sum_of_squares(const float4& v, float sum) {
@@ -138,9 +173,10 @@ __device__ __forceinline__ float quantize_by_block(const float* x, const float* 
   return squares;
 }
 
+// A norm's result as the input of a product of one token. The whole block calls its functions, in the order in which
+// they are declared.
 template <DType D>
 struct NormedInput {
-  static_assert(!Format<D>::kQuantized, "quantising the input anew in every block takes longer than a norm of its own");
   static constexpr int kInFlight = 4;  // loads a thread
   const InputNorm& norm;
   StagedInput<D> staged;
@@ -154,15 +190,31 @@ struct NormedInput {
     const auto* from = reinterpret_cast<const uint4*>(norm.weight);
     for (int i = threadIdx.x; i < n_quads; i += blockDim.x) staged.unit(i) = load_weights(from + i);
   }
-  // Stages x * weight; called by the whole block after grid_wait(). Returns 1 / rms, after a barrier of the block.
-  __device__ __forceinline__ float fill() const {
-    __shared__ float warp_squares[kWarp];
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  // Stages x * weight; ends with a barrier of the block.
+  __device__ __forceinline__ void fill() const {
     const float squares = group_sum(stage());
-    if (lane == 0) warp_squares[warp] = squares;
+    if (threadIdx.x % kWarp == 0) warp_squares()[threadIdx.x / kWarp] = squares;
     __syncthreads();
-    const float sum = group_sum(lane < static_cast<int>(blockDim.x) / kWarp ? warp_squares[lane] : 0.0f);
-    return 1.0f / sqrtf(sum / static_cast<float>(norm.n) + norm.eps);
+  }
+  // 1 / rms, by which the dot products are to be multiplied.
+  __device__ __forceinline__ float scale() const {
+    const int lane = threadIdx.x % kWarp;
+    return norm.scale(group_sum(lane < static_cast<int>(blockDim.x) / kWarp ? warp_squares()[lane] : 0.0f));
+  }
+  // Writes the block's share of the norm's result; its last warp does it.
+  __device__ __forceinline__ void store_result(float scale) const {
+    if (!in_last_warp()) return;
+#pragma unroll 1
+    for (int block = static_cast<int>(blockIdx.x); block < norm.n / 32; block += static_cast<int>(gridDim.x)) {
+      const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
+      norm.store(block, reinterpret_cast<const float*>(&staged.unit(i / 4))[i % 4] * scale);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float* warp_squares() {
+    __shared__ float squares[kWarp];
+    return squares;
   }
   // Returns the sum of the thread's x^2.
   __device__ __forceinline__ float stage() const {
@@ -184,9 +236,57 @@ struct NormedInput {
     }
     return squares;
   }
-  // Writes the block's share of the norm's result. Called by whole warps; the first does it.
+};
+
+// The same with quantised weights, from norm.unscaled. Block b stores block b of the result, so that the grid needs to
+// have as many.
+template <DType D>
+requires(Format<D>::kQuantized) struct NormedInput<D> {
+  const InputNorm& norm;
+  StagedInput<D> staged;
+
+  __device__ NormedInput(const InputNorm& a, uint4* shared) : norm(a), staged(shared, a.n / Format<D>::kWeights) {}
+
+  __device__ __forceinline__ void start() const {
+    if (stores()) copy_units(copies().weight, norm.weight + blockIdx.x * 32, 32);
+  }
+  __device__ __forceinline__ void fill() {
+    copy_units(copies().squares, norm.unscaled.squares, norm.n / 32);
+    if (stores()) copy_units(copies().x, norm.x + blockIdx.x * 32, 32);
+    staged.fill(input_row<D>({nullptr, norm.unscaled.q8}, 0, norm.n), 0, norm.n / Format<D>::kWeights);
+    __syncthreads();
+  }
+  __device__ __forceinline__ float scale() const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int first = 0; first < kMaxNormColumns / 32; first += kWarp) {
+      const int i = first + static_cast<int>(threadIdx.x % kWarp);
+      if (i < norm.n / 32) sum += copies().squares[i];
+    }
+    return norm.scale(group_sum(sum));
+  }
   __device__ __forceinline__ void store_result(float scale) const {
-    if (threadIdx.x < kWarp) store_norm(norm, scale, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    if (!in_last_warp() || !stores()) return;
+    const int lane = threadIdx.x % kWarp;
+    norm.store(static_cast<int>(blockIdx.x), copies().x[lane] * copies().weight[lane] * scale);
+  }
+
+ private:
+  struct Copies {
+    float squares[kMaxNormColumns / 32];
+    float x[32], weight[32];  // of the block that this one stores
+  };
+  static __device__ __forceinline__ Copies& copies() {
+    __shared__ alignas(16) Copies c;
+    return c;
+  }
+  __device__ __forceinline__ bool stores() const {
+    return static_cast<int>(blockIdx.x) < norm.n / 32;
+  }
+  // n floats, and up to 3 more; n is at most four a thread.
+  static __device__ __forceinline__ void copy_units(float* to, const float* from, int n) {
+    const int i = static_cast<int>(threadIdx.x) * 4;
+    if (i < n) copy_async<16>(to + i, from + i);
   }
 };
 

@@ -9,7 +9,7 @@
 
 namespace hearth::test {
 
-constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+inline constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
 
 // A random shard of n neurons on both devices.
 struct TwinShard {
