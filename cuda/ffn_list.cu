@@ -44,6 +44,7 @@ struct ListKernelArgs {
   int threads;        // that share a row
   int batch;          // at most kMaxBatch / kChunks
   const std::byte* next;  // to be brought to the second-level cache by the blocks that are done: they wait for the CPU
+  int mode;
   int64_t next_bytes;     // of it; each block of the second part has an equal share
 };
 
@@ -253,7 +254,18 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   }
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
-  if (threadIdx.x == 0 && a.next_bytes > 0 && &part == &a.parts[1]) {
+  if (a.mode == 1 && &part == &a.parts[1]) {
+    const int64_t share = a.next_bytes / step / 8192 * 8192;
+    const std::byte* const next = a.next + first * share;
+    uint4 x = make_uint4(0, 0, 0, 0);
+#pragma unroll 8
+    for (int64_t at = threadIdx.x * 16; at < share; at += 8192) {
+      uint4 v;
+      asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(next + at));
+      x.x ^= v.x ^ v.y ^ v.z ^ v.w;
+    }
+    if (x.x == 0x12345678u && a.threads == 77) a.n_active[0] = 1;
+  } else if (threadIdx.x == 0 && a.next_bytes > 0 && &part == &a.parts[1]) {
     constexpr int64_t kPiece = 16 << 10;
     const int64_t share = a.next_bytes / step / 16 * 16;
     const std::byte* const next = a.next + first * share;
@@ -433,6 +445,7 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
     const AdoptedLayout layout = adopted_layout(list.next.type, list.next.rows, list.next.cols);
     args.next = static_cast<const std::byte*>(list.next.data);
     args.next_bytes = static_cast<int64_t>(std::min(layout.data_bytes, gpu.l2_bytes / 2));
+    if (const char* e = std::getenv("HL2M")) args.mode = std::atoi(e);
     if (const char* e = std::getenv("HL2")) args.next_bytes = std::min<int64_t>(layout.data_bytes, std::atoll(e) << 20);
   }
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
