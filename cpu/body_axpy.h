@@ -54,23 +54,34 @@ HEARTH_SIMD void axpy_group(const uint8_t* const* w, const uint8_t* const* ahead
   }
 }
 
-// Four rows share one load and store of acc.
+// Bytes of a row that `cols` columns are.
+template <Elements W>
+HEARTH_SIMD int64_t bytes_of(int64_t cols) {
+  return cols * static_cast<int64_t>(sizeof(typename W::Element));
+}
+template <Blocks W>
+HEARTH_SIMD int64_t bytes_of(int64_t cols) {
+  return cols / kBlock * W::kBytes;
+}
+
+// Four rows share one load and store of acc. Of parts of rows, which may be short, several groups are asked for ahead.
 template <typename W>
 void axpy_rows(RowsView rows, const RowsView* then, int64_t cols, const float* v, float* acc) {
   const Ahead later{rows, then};
+  const int64_t distance = 4 * pieces_ahead(4 * bytes_of<W>(cols));
   const uint8_t *w[4], *ahead[4];
-  const auto find = [&](int64_t r, int i, int distance) {
+  const auto find = [&](int64_t r, int i) {
     w[i] = row_address(rows, r + i);
     ahead[i] = later.row(r + i + distance);
     if (ahead[i] == nullptr) ahead[i] = w[i];  // nothing follows
   };
   int64_t r = 0;
   for (; r + 4 <= rows.n; r += 4) {
-    for (int i = 0; i < 4; ++i) find(r, i, 4);
+    for (int i = 0; i < 4; ++i) find(r, i);
     axpy_group<W, 4>(w, ahead, cols, v + r, acc);
   }
   for (; r < rows.n; ++r) {
-    find(r, 0, 1);
+    find(r, 0);
     axpy_group<W, 1>(w, ahead, cols, v + r, acc);
   }
 }

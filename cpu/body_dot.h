@@ -105,9 +105,9 @@ HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead,
   }
 }
 
-// One row times one token, with four accumulators: the additions need not wait for each other. Prefetches the row at
-// `ahead` if asked.
-template <Elements W, bool Prefetch>
+// One row times one token, with four accumulators: the additions need not wait for each other. Prefetches as many bytes
+// at `ahead`.
+template <Elements W>
 HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
   using Element = typename W::Element;
   constexpr int kStep = 4 * kW;
@@ -116,7 +116,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   F acc[4] = {zero(), zero(), zero(), zero()};
   int64_t c = 0;
   for (; c + kStep <= cols; c += kStep) {
-    if constexpr (Prefetch) prefetch(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
+    prefetch(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) acc[i] = fma(W::get(w + c + i * kW), load(xf + c + i * kW), acc[i]);
   }
@@ -128,7 +128,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
 }
 
-template <Blocks W, bool Prefetch>
+template <Blocks W>
 HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
   const Q8Row xq = q8_row(x, cols);
   F8 acc[4] = {zero8(), zero8(), zero8(), zero8()};
@@ -138,7 +138,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   };
   int64_t b = 0;
   for (; b + 4 <= blocks; b += 4) {
-    if constexpr (Prefetch) prefetch(ahead, b * W::kBytes, 4 * W::kBytes);
+    prefetch(ahead, b * W::kBytes, 4 * W::kBytes);
     float scales[4];  // through memory: loads broadcast for free
     scales4(row + b * W::kBytes, W::kBytes, xq.d + b, scales);
 #pragma GCC unroll 4
@@ -148,17 +148,22 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   return (sum8(acc[0]) + sum8(acc[1])) + (sum8(acc[2]) + sum8(acc[3]));
 }
 
-// One token. Consecutive rows are one stream, which the hardware prefetches at the memory's full speed as long as
-// nothing else is read in between (four rows side by side reach half of it).
+// One token. One row after the other: two or four side by side are hardly faster when they are asked for in time.
 template <typename W>
 HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_t cols, const void* x, float* y) {
-  constexpr int64_t kAheadBytes = 4096;
   const Ahead later{rows, then};
-  const int64_t distance = 1 + (kAheadBytes - 1) / static_cast<int64_t>(rows.row_bytes);
+  const auto row_bytes = static_cast<int64_t>(rows.row_bytes);
+  const int64_t distance = pieces_ahead(row_bytes);
   for (int64_t r = 0; r < rows.n; ++r) {
     const uint8_t* row = row_address(rows, r);
-    const uint8_t* ahead = rows.ids != nullptr ? later.row(r + distance) : nullptr;
-    y[r] = ahead != nullptr ? dot_row<W, true>(row, cols, x, ahead) : dot_row<W, false>(row, cols, x, nullptr);
+    const uint8_t* ahead = nullptr;
+    if (rows.ids != nullptr) {
+      ahead = later.row(r + distance);
+    } else {  // not beyond the last row: what follows is another thread's
+      const int64_t rest = (rows.n - 1 - r) * row_bytes;
+      ahead = row + (rest < kAheadBytes ? rest : kAheadBytes);
+    }
+    y[r] = dot_row<W>(row, cols, x, ahead != nullptr ? ahead : row);
   }
 }
 

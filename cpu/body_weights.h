@@ -57,8 +57,13 @@ HEARTH_SIMD const uint8_t* row_address(const RowsView& rows, int64_t r) {
   return static_cast<const uint8_t*>(rows.w) + index * rows.row_bytes;
 }
 
-// Rows that are read later: those of `rows` behind row r, then those of `then`. The hardware follows one stream of
-// consecutive lines; rows in random places, and several rows at once, must be asked for ahead of time.
+// How far ahead of its reading a thread asks for weights, at least. The hardware's prefetching stops at page borders
+// and is late where memory takes 170 ns: with it alone, 14 or 16 threads read consecutive rows of 8 KiB at 70 to 80 %
+// of the speed that they reach with requests 4 or 8 KiB ahead (Sapphire Rapids, about 100 GB/s), and rows in random
+// places at 45 to 70 %.
+constexpr int64_t kAheadBytes = 8192;
+
+// Rows that are read later: those of `rows` behind row r, then those of `then`.
 struct Ahead {
   const RowsView& rows;
   const RowsView* then;
@@ -67,6 +72,10 @@ struct Ahead {
     return then != nullptr && r - rows.n < then->n ? row_address(*then, r - rows.n) : nullptr;
   }
 };
+// So many pieces of rows, of `bytes` each, are kAheadBytes or more.
+HEARTH_SIMD int64_t pieces_ahead(int64_t bytes) {
+  return 1 + (kAheadBytes - 1) / bytes;
+}
 // Bytes [at, at + bytes) of a row, into the second-level cache.
 HEARTH_SIMD void prefetch(const uint8_t* row, int64_t at, int bytes) {
 #pragma GCC unroll 4
