@@ -11,12 +11,14 @@ namespace hearth::cpu {
 constexpr int64_t kSmallT = 8;
 // From so many tokens on, packing quantised weights pays (where there are integer kernels).
 constexpr int64_t kInt8Tokens = 7;
-// Weights of a piece for one token: long streams, because the hardware's prefetching starts anew with each (pieces of
-// 64 KiB reach 80 % of the speed of 512 KiB), but several for every thread. Each row is summed by itself, so that these
-// numbers do not show in results. For a few tokens the rows of a piece stay in the second-level cache between tokens.
-constexpr size_t kStreamBytes = 512 << 10;
+// Weights of a piece for one token: many for every thread, because a core's share of the bandwidth varies and the
+// slowest is waited for. As rows are asked for ahead of time (kAheadBytes), streams of 64 to 128 KiB are as fast as
+// longer ones: 16 threads read 8 MiB at 180 GB/s in pieces of 64 KiB and at 120 in pieces of 512 KiB, 32 MiB at 160 in
+// either. Each row is summed by itself, so that these numbers do not show in results. For a few tokens the rows of a
+// piece stay in the second-level cache between tokens.
+constexpr size_t kStreamBytes = 128 << 10;
 constexpr size_t kShortestStreamBytes = 16 << 10;
-constexpr size_t kStreamsPerThread = 4;
+constexpr size_t kStreamsPerThread = 8;
 constexpr size_t kFewTokensBytes = 256 << 10;
 constexpr int64_t kMaxDotRows = 256;
 // Rows of a piece for many tokens, and the columns multiplied between two visits of the output: 32 KiB panels stay in
