@@ -87,8 +87,8 @@ class CpuDevice final : public HostDevice {
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
   // Moves the finds of all pieces together; returns their number.
   static int64_t join_pieces(const Candidates& c);
-  // One of the kSparseLanes partial sums of values[i] down_t[ids[i]], i < n, in lanes_: its columns [begin, end).
-  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t lane, int64_t begin, int64_t end) const;
+  // Partial sums of values[i] down_t[ids[i]], i < n, in lanes_: elements [begin, end) of its [kSparseLanes][n_embd].
+  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t begin, int64_t end) const;
   // y += the candidates' sum; returns how many are active.
   int64_t ffn_candidates(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, Vector y_bias,
                          float* y);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
@@ -15,12 +14,10 @@ namespace hearth::cpu {
 CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed) const {
   const int64_t threads = team_.size();
   Candidates c{.first = first, .n = n, .listed = listed};
-  if (n <= kDealtRows * threads) {
-    c.n_pieces = std::min(n, threads);
-  } else {
-    const int64_t rows = std::min(n / (4 * threads), kSelectRows);
-    c.n_pieces = (n + rows - 1) / rows;
-  }
+  // As many pieces for every thread.
+  const int64_t most = kSelectRows * threads;
+  c.n_pieces =
+      n <= kDealtRows * threads ? std::min(n, threads) : threads * std::max(kSelectPieces, (n + most - 1) / most);
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, n + c.n_pieces));
   c.counts = c.ids + n;
   c.values = scratch(values_, n);
@@ -87,14 +84,17 @@ int64_t CpuDevice::join_pieces(const Candidates& c) {
   return n;
 }
 
-void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t lane, int64_t begin,
-                         int64_t end) const {
+void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t begin, int64_t end) const {
   const Matrix& w = s.down_t;
-  const int64_t first = lane * n / kSparseLanes, rows = (lane + 1) * n / kSparseLanes - first;
-  const RowsView view{w.row(0) + row_bytes(w.type, begin), w.row_size(), c.ids + first, rows};
-  float* sum = lanes_.as<float>() + lane * w.cols + begin;
-  std::memset(sum, 0, static_cast<size_t>(end - begin) * sizeof(float));
-  k_.axpy_rows[index(w.type)](view, nullptr, end - begin, c.values + first, sum);
+  while (begin < end) {  // a share of the columns may end in the next lane
+    const int64_t lane = begin / w.cols, column = begin % w.cols, n_columns = std::min(end - begin, w.cols - column);
+    const int64_t first = lane * n / kSparseLanes, rows = (lane + 1) * n / kSparseLanes - first;
+    const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), c.ids + first, rows};
+    float* sum = lanes_.as<float>() + begin;
+    std::memset(sum, 0, static_cast<size_t>(n_columns) * sizeof(float));
+    k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sum);
+    begin += n_columns;
+  }
 }
 
 void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
@@ -115,30 +115,29 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
 
 int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
                                   Vector y_bias, float* y) {
-  const int64_t n_embd = s.down_t.cols;
+  const int64_t n_embd = s.down_t.cols, threads = team_.size();
   const float* sums = scratch(lanes_, kSparseLanes * n_embd);
-  const auto columns_of = [&](int64_t parts) {
-    return std::max<int64_t>(1, ((n_embd + parts - 1) / parts + kBlock - 1) / kBlock) * kBlock;
+  // The blocks of all lanes, lane after lane, are shared out evenly, be the number of threads odd or even.
+  const int64_t blocks = n_blocks(n_embd), shares = std::min(threads, kSparseLanes * blocks);
+  const auto share_begin = [&](int64_t share) {
+    const int64_t block = share * kSparseLanes * blocks / shares;
+    return block / blocks * n_embd + block % blocks * kBlock;
   };
-  // As many parts as give every thread the same number of them.
-  const int64_t columns = columns_of(team_.size() / std::gcd<int64_t>(team_.size(), kSparseLanes));
-  const int64_t parts = (n_embd + columns - 1) / columns;
   int64_t n_active = 0, n_summed = 0;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
   };
-  const auto down = [&](int64_t i, int64_t, int) {
-    const int64_t begin = i % parts * columns;
-    add_down(s, c, n_summed, i / parts, begin, std::min(begin + columns, n_embd));
+  const auto down = [&](int64_t share, int64_t, int) {
+    add_down(s, c, n_summed, share_begin(share), share_begin(share + 1));
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
     if (n_summed == 0) return;
     for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
   };
-  ThreadTeam::Round rounds[] = {
-      {c.n_pieces, 1, find}, {kSparseLanes * parts, 1, down}, {n_embd, columns_of(team_.size()), sum}};
+  const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
+  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find}, {shares, 1, down}, {n_embd, columns, sum}};
   team_.for_rounds(rounds, [&](size_t finished) {
     if (finished > 0) return;
     n_active = join_pieces(c);
