@@ -64,11 +64,13 @@ HEARTH_SIMD int64_t bytes_of(int64_t cols) {
   return cols / kBlock * W::kBytes;
 }
 
-// Four rows share one load and store of acc. Of parts of rows, which may be short, several groups are asked for ahead.
+// Four rows share one load and store of acc. Of short parts of rows, several groups are asked for ahead, and the first
+// at once.
 template <typename W>
 void axpy_rows(RowsView rows, const RowsView* then, int64_t cols, const float* v, float* acc) {
   const Ahead later{rows, then};
-  const int64_t distance = 4 * pieces_ahead(4 * bytes_of<W>(cols));
+  const int64_t bytes = bytes_of<W>(cols), distance = 4 * pieces_ahead(4 * bytes);
+  for (int64_t r = 0; r < rows.n && r * bytes < kAheadBytes; ++r) prefetch(row_address(rows, r), 0, bytes);
   const uint8_t *w[4], *ahead[4];
   const auto find = [&](int64_t r, int i) {
     w[i] = row_address(rows, r + i);

@@ -77,7 +77,7 @@ HEARTH_SIMD int64_t pieces_ahead(int64_t bytes) {
   return 1 + (kAheadBytes - 1) / bytes;
 }
 // Bytes [at, at + bytes) of a row, into the second-level cache.
-HEARTH_SIMD void prefetch(const uint8_t* row, int64_t at, int bytes) {
+HEARTH_SIMD void prefetch(const uint8_t* row, int64_t at, int64_t bytes) {
 #pragma GCC unroll 4
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + at + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + at + i, 0, 2);
 }
