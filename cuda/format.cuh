@@ -23,12 +23,6 @@ struct Chunk {
 // where they are written, ahead of grid_wait() where that is wanted.
 __device__ __forceinline__ uint4 load_weights(const uint4* p) {
   uint4 v;
-#ifdef HX_FIRST
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p), "l"(0x12F0000000000000ull));
-  return v;
-#endif
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));

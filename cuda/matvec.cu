@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   dots.start();
   dots.start_norm(a.norm, shared);
   const LeavesNorm<kRows> next{a.next, m.rows};
-  const bool leaves_norm = kRows * kWarps == 32 && a.next.weight != nullptr;
+  const bool leaves_norm = Format<D>::kQuantized && kRows * kWarps == 32 && a.next.weight != nullptr;
   if (leaves_norm) next.start();
   grid_wait();
   const int row = base + lane;
@@ -152,7 +152,7 @@ bool can_norm(const Matrix& w) {
 }
 
 bool can_leave_norm(const Gpu& gpu, const Matrix& w) {
-  return can_norm(w) && w.rows % 32 == 0 && w.rows <= kMaxNormColumns &&
+  return is_quantized(w.type) && can_norm(w) && w.rows % 32 == 0 && w.rows <= kMaxNormColumns &&
          matvec_shape(w.rows, w.rows, gpu.multiprocessors) != MatvecShape::few_rows;
 }
 

@@ -114,11 +114,7 @@ struct RowSlots {
       const int c = first + k * threads;
       if (c >= n_chunks) continue;
       const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
-#ifdef HX_FIRST
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(quants + at))), "l"(static_cast<const uint4*>(w.data) + row * n_chunks + c), "l"(0x12F0000000000000ull) : "memory");
-#else
       copy_async<16>(quants + at, static_cast<const uint4*>(w.data) + row * n_chunks + c);
-#endif
       if constexpr (F::kQuantized) {
         copy_async<4>(scales + at, static_cast<const unsigned*>(w.scales) + scale_index(row, c) / 2);
       }

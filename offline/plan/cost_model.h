@@ -31,7 +31,7 @@ struct CostModel {
   double cpu_dense_efficiency = 0.7, cpu_sparse_efficiency = 0.65;
   // Of the link, by rows that the GPU gathers from host memory itself, and the share of the cold rows that it is given
   // (nullopt: as much as it reads while the CPU reads the others).
-  double link_efficiency = 0.75;
+  double link_efficiency = 0.55;
   std::optional<double> link_share;
 
   // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only
