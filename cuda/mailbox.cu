@@ -88,7 +88,12 @@ PostTarget CudaMailbox::post_target(int64_t n, int64_t n_ids) {
   HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
   HEARTH_CHECK(n_ids <= max_ids(), "{} neurons in a mailbox of {}", n_ids, max_ids());
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  return {request_, ids_, values_, reinterpret_cast<uint64_t*>(&flags_->posted.value), &counters->number};
+  return {request_,
+          ids_,
+          values_,
+          reinterpret_cast<uint64_t*>(marks_),
+          reinterpret_cast<uint64_t*>(&flags_->posted.value),
+          &counters->number};
 }
 
 AnswerSource CudaMailbox::answer_source() const {

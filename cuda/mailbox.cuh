@@ -13,6 +13,7 @@ struct PostTarget {
   float* x = nullptr;
   int32_t* ids = nullptr;
   float* values = nullptr;
+  uint64_t* marks = nullptr;
   uint64_t* posted = nullptr;
   uint32_t* number =
       nullptr;  // of the last hand-off; in the device's memory, so that a recorded graph goes on counting
@@ -46,11 +47,20 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 __device__ __forceinline__ uint32_t next_number(const PostTarget& post) {
   return __ldcg(post.number) + 1;
 }
-// Called by one thread, after a barrier with those that wrote the hand-off's parts.
+// Tells the CPU that a hand-off is there: how many neurons it has, or MailboxMarks::packed(). Called by one thread,
+// after a barrier with those that wrote the hand-off's parts. Somebody stores the number in *post.number.
+__device__ __forceinline__ void raise_flag(const PostTarget& post, uint32_t number, uint32_t neurons) {
+  const uint64_t flag = static_cast<uint64_t>(neurons) << 32 | number;
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(post.posted), "l"(flag) : "memory");
+}
 __device__ __forceinline__ void raise_posted(const PostTarget& post, uint32_t number, int n_ids) {
   *post.number = number;
-  const uint64_t flag = static_cast<uint64_t>(static_cast<uint32_t>(n_ids)) << 32 | number;
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(post.posted), "l"(flag) : "memory");
+  raise_flag(post, number, static_cast<uint32_t>(n_ids));
+}
+// A word of marks (core/mailbox.h). No fence: it carries its own number.
+__device__ __forceinline__ void put_mark(const PostTarget& post, uint32_t number, int word, uint32_t bits) {
+  const uint64_t mark = static_cast<uint64_t>(bits) << 32 | number;
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(post.marks + word), "l"(mark) : "memory");
 }
 
 // Waits for the answer to the last hand-off. A CPU that stays silent, or that says it failed, is not waited for: the

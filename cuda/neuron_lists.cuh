@@ -1,6 +1,7 @@
 #pragma once
 // From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
-// kernel of its own: the block that finishes last makes the lists, and hands the CPU's to the CPU.
+// kernel of its own: the block that finishes last makes the lists. The CPU gets its neurons as marks, from each block as
+// soon as it knows them; with values, as a list.
 #include "cuda/mailbox.cuh"
 #include "cuda/reduce.cuh"
 
@@ -26,6 +27,8 @@ struct NeuronLists {
   int64_t n_x = 0;
   const float* values = nullptr;  // [n] what goes along with the ids of `rest`, or null
   constexpr bool posts() const { return post.posted != nullptr; }
+  constexpr bool marks() const { return posts() && values == nullptr; }
+  constexpr int first_marked_word() const { return (n_first + n_linked) / 32; }
 };
 
 #ifdef __CUDACC__
@@ -55,9 +58,27 @@ __device__ __forceinline__ int worker(const NeuronLists& a) {
 
 // The messenger's work: what is known before the neurons are, so its time is hidden.
 __device__ __forceinline__ void post_input(const NeuronLists& a) {
+  const uint32_t number = threadIdx.x == 0 ? next_number(a.post) : 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
-  __threadfence_system();
+  if (!a.marks()) return __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  const int word = a.first_marked_word();
+  raise_flag(a.post, number, MailboxMarks{word * 32 - a.n_first, max((a.n + 31) / 32 - word, 0)}.packed());
+}
+
+// The number that put_mask() needs; asked for early by the thread that will call it.
+__device__ __forceinline__ uint32_t mask_number(const NeuronLists& a) {
+  return a.marks() ? next_number(a.post) : 0;
+}
+// Says which neurons of a word are named: in the mask, and to the CPU. Called by one thread for each word.
+__device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
+  a.mask[word] = named;
+  const int first = a.first_marked_word();
+  if (!a.marks() || word < first) return;
+  const uint32_t others = word == first ? (1u << ((a.n_first + a.n_linked) % 32)) - 1u : 0u;
+  put_mark(a.post, number, word - first, named & ~others);
 }
 
 // Exclusive sums of a thread's pair over the block; `total` is the block's.
@@ -111,7 +132,7 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
   }
   __syncthreads();
   // A thread takes eight neurons at a time: to(k) is where neuron k goes in its list.
-  int32_t* const rest_ids = a.posts() ? a.post.ids : a.rest.ids;
+  int32_t* const rest_ids = a.marks() ? nullptr : a.posts() ? a.post.ids : a.rest.ids;
   const auto each_named = [&](int first_word, int end_word, bool of_first, auto&& store) {
     for (int u = first_word * 4 + static_cast<int>(threadIdx.x); u < end_word * 4; u += kThreads) {
       const int w = u / 4, shift = u % 4 * 8;
@@ -142,7 +163,9 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
       }
     });
   }
-  if (a.posts()) {
+  if (a.marks()) {
+    if (threadIdx.x == 0) *a.post.number = number;
+  } else if (a.posts()) {
     __syncthreads();
     if (threadIdx.x == 0) raise_posted(a.post, number, total.y - n_linked);
   } else if (threadIdx.x == 0 && rest_ids != nullptr) {

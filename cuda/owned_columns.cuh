@@ -37,9 +37,21 @@ struct OwnedInput {
     }
   }
 
-  // Other formats: x * weight. Returns the sum of the thread's x^2.
-  __device__ __forceinline__ float load_scaled(const float* x, const float* weight, int64_t cols, int first,
-                                               int threads) {
+  // Other formats: x * weight, in two steps: the weight, which may come before grid_wait(), then x.
+  __device__ __forceinline__ void load_weight(const float* weight, int64_t cols, int first, int threads) {
+    const int n_chunks = static_cast<int>(cols) / F::kWeights;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = first + k * threads;
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) {
+        units[k][u] = make_uint4(0, 0, 0, 0);
+        if (c < n_chunks) units[k][u] = load_weights(reinterpret_cast<const uint4*>(weight) + c * F::kUnits + u);
+      }
+    }
+  }
+  // Returns the sum of the thread's x^2.
+  __device__ __forceinline__ float load_scaled(const float* x, int64_t cols, int first, int threads) {
     const int n_chunks = static_cast<int>(cols) / F::kWeights;
     float squares = 0.0f;
 #pragma unroll
@@ -47,13 +59,12 @@ struct OwnedInput {
       const int c = first + k * threads;
 #pragma unroll
       for (int u = 0; u < F::kUnits; ++u) {
-        float4 v = make_float4(0, 0, 0, 0), w = v;
-        if (c < n_chunks) {
-          v = __ldcg(reinterpret_cast<const float4*>(x) + c * F::kUnits + u);
-          w = __ldg(reinterpret_cast<const float4*>(weight) + c * F::kUnits + u);
-        }
+        float4 v = make_float4(0, 0, 0, 0);
+        if (c < n_chunks) v = __ldcg(reinterpret_cast<const float4*>(x) + c * F::kUnits + u);
         squares = sum_of_squares(v, squares);
-        v = multiply(v, w);
+        const uint4 w = units[k][u];
+        v = multiply(v, make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
+                                    __uint_as_float(w.w)));
         units[k][u] =
             make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
       }

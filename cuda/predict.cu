@@ -93,7 +93,7 @@ struct RowsBlock {
     if constexpr (Format<D>::kQuantized) {
       squares = load_quantized(in, a.norm.x, a.norm.weight);
     } else {
-      squares = in.load_scaled(a.norm.x, a.norm.weight, a.w.cols, t, a.threads);
+      squares = in.load_scaled(a.norm.x, a.w.cols, t, a.threads);
       warps = a.threads / kWarp;
     }
     squares = group_sum(squares);
@@ -146,8 +146,11 @@ __global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_consta
   RowsBlock<D, kChunks> rows(a, static_cast<int>(blockIdx.x), shared);
   rows.start();
   const int k = rows.first_row + static_cast<int>(threadIdx.x);
-  grid_wait();
   OwnedInput<D, kChunks> in;
+  if constexpr (!Format<D>::kQuantized) {
+    if (a.norm.x != nullptr) in.load_weight(a.norm.weight, a.w.cols, rows.t, a.threads);
+  }
+  grid_wait();
   float scale = 1.0f;
   if (a.norm.x != nullptr) {
     scale = rows.load_normed(in);
@@ -180,12 +183,13 @@ __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant
     const int k = rows.first_row + static_cast<int>(threadIdx.x);
     const float threshold = threadIdx.x < kWarp && k < a.w.rows ? a.threshold[k] : 0.0f;
     grid_wait();
+    const uint32_t number = threadIdx.x == 0 ? mask_number(a.lists) : 0;
     OwnedInput<D, kChunks> in;
     rows.load_input(in);
     const float sum = rows.run(in);
     if (threadIdx.x < kWarp) {
       const unsigned named = __ballot_sync(kAllLanes, k < a.w.rows && sum > threshold);
-      if (threadIdx.x == 0) a.lists.mask[worker(a.lists)] = named;
+      if (threadIdx.x == 0) put_mask(a.lists, worker(a.lists), named, number);
     }
   }
   finish_lists(a.lists, shared);
@@ -211,6 +215,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
     post_input(a.lists);
   } else {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const uint32_t number = threadIdx.x == 0 ? mask_number(a.lists) : 0;
 #pragma unroll 8
     for (int w = warp; w < a.words; w += kThreads / kWarp) {
       const int c = w * 32 + lane;
@@ -237,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int i = 1; i < kThreads / kWarp; ++i) bits |= named[i];
-      a.lists.mask[worker(a.lists)] = bits;
+      put_mask(a.lists, worker(a.lists), bits, number);
     }
   }
   finish_lists(a.lists, input);
@@ -254,7 +259,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     const int k = worker(lists) * kThreads + static_cast<int>(threadIdx.x);
     const unsigned named = __ballot_sync(kAllLanes, k < lists.n && __ldcg(score + k) > threshold[k]);
-    if (k % kWarp == 0 && k < lists.n) lists.mask[k / kWarp] = named;
+    if (k % kWarp == 0 && k < lists.n) put_mask(lists, k / kWarp, named, mask_number(lists));
   }
   finish_lists(lists, shared);
 }

@@ -100,12 +100,12 @@ struct RowDots {
     if (norm.x == nullptr) return run(in, shared);
     NormedInput<D> normed(norm, shared);
     normed.fill();
+    const float scale = normed.scale();
+    if (threadIdx.x < kWarp) normed.store_result(scale);  // its stores pass beside the products
     const int lane = threadIdx.x % kWarp;
     for (int batch = 0; live && batch < n_chunks; batch += kWarp * kUnroll) consume(normed.staged, 0, batch + lane);
-    const float scale = normed.scale();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]) * scale;
-    normed.store_result(scale);
   }
 
  private:

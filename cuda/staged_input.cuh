@@ -123,10 +123,6 @@ __device__ __forceinline__ void store_norm(const InputNorm& norm, float scale, i
   }
 }
 
-__device__ __forceinline__ bool in_last_warp() {
-  return threadIdx.x / kWarp == blockDim.x / kWarp - 1;
-}
-
 __device__ __forceinline__ float sum_of_squares(const float4& v, float sum) {
   return fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
 }
@@ -208,9 +204,8 @@ struct NormedInput {
     const int lane = threadIdx.x % kWarp;
     return norm.scale(group_sum(lane < static_cast<int>(blockDim.x) / kWarp ? warp_squares()[lane] : 0.0f));
   }
-  // Writes the block's share of the norm's result; its last warp does it.
+  // Writes the block's share of the norm's result. Called by one warp.
   __device__ __forceinline__ void store_result(float scale) const {
-    if (!in_last_warp()) return;
 #pragma unroll 1
     for (int block = static_cast<int>(blockIdx.x); block < norm.n / 32; block += static_cast<int>(gridDim.x)) {
       const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
@@ -273,7 +268,7 @@ requires(Format<D>::kQuantized) struct NormedInput<D> {
     return norm.scale(group_sum(sum));
   }
   __device__ __forceinline__ void store_result(float scale) const {
-    if (!in_last_warp() || !stores()) return;
+    if (!stores()) return;
     const int lane = threadIdx.x % kWarp;
     norm.store(static_cast<int>(blockIdx.x), copies().x[lane] * copies().weight[lane] * scale);
   }

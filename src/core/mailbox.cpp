@@ -1,6 +1,7 @@
 #include "core/mailbox.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -45,6 +46,7 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
     return begin;
   };
   x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
+  marks = add(2 * (max_ids / 32 + 2));
   total = at;
 }
 
@@ -55,15 +57,40 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   request_ = reinterpret_cast<float*>(base + l.x), answer_ = reinterpret_cast<float*>(base + l.answer);
   ids_ = reinterpret_cast<int32_t*>(base + l.ids);
   values_ = reinterpret_cast<float*>(base + l.values);
+  static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
+  marks_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.marks);
+  for (int64_t j = 0; j < max_ids / 32 + 2; ++j) new (marks_ + j) std::atomic<uint64_t>{0};
+}
+
+void Mailbox::wait(const std::atomic<uint64_t>& flag) {
+  if (wait_for(flag, served_, flags_->failed.value, patience_)) return;
+  give_up(MailboxFailure::device_silent);
+  check();
+}
+
+int32_t Mailbox::read_marks(const MailboxMarks& marks) {
+  HEARTH_CHECK(marks.n_words <= max_ids_ / 32 + 2, "{} words of marks in a mailbox of {} neurons", marks.n_words,
+               max_ids_);
+  int32_t n = 0;
+  for (int32_t j = 0; j < marks.n_words; ++j) {
+    uint64_t word = marks_[j].load(std::memory_order_acquire);
+    if (static_cast<uint32_t>(word) != served_) {
+      wait(marks_[j]);
+      word = marks_[j].load(std::memory_order_acquire);
+    }
+    for (auto bits = static_cast<uint32_t>(word >> 32); bits != 0; bits &= bits - 1) {
+      ids_[n++] = marks.first + 32 * j + std::countr_zero(bits);
+    }
+  }
+  return n;
 }
 
 MailboxRequest Mailbox::wait_request() {
   ++served_;
-  if (!wait_for(flags_->posted.value, served_, flags_->failed.value, patience_)) {
-    give_up(MailboxFailure::device_silent);
-    check();
-  }
-  n_ids_ = static_cast<int32_t>(flags_->posted.value.load(std::memory_order_relaxed) >> 32);
+  wait(flags_->posted.value);
+  const auto neurons = static_cast<uint32_t>(flags_->posted.value.load(std::memory_order_relaxed) >> 32);
+  const bool are_marked = (neurons & MailboxMarks::kIsMarks) != 0;
+  n_ids_ = are_marked ? read_marks(MailboxMarks::unpack(neurons)) : static_cast<int32_t>(neurons);
   return {request_, ids_, values_, &n_ids_};
 }
 

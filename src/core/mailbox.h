@@ -37,10 +37,27 @@ struct MailboxMemory {
     static_assert(std::atomic<T>::is_always_lock_free);
   };
   using Flag = FlagOf<uint32_t>;
-  FlagOf<uint64_t> posted;  // number of the last hand-off that is complete, and from bit 32 on how many neurons it has
+  // Number of the last hand-off that is complete, and from bit 32 on how many neurons it has, or what marks follow.
+  FlagOf<uint64_t> posted;
   Flag answered;            // number of the last one whose `answer` is complete
   Flag failed;  // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
+};
+
+// Neurons of a hand-off as marks, which a device can write before it has lists: word j in the low half the hand-off's
+// number, in the high half which of the ids first + 32 j, ... are meant. Words come in any order, after or before the
+// flag that announces them.
+struct MailboxMarks {
+  int32_t first = 0;    // -31 to 2^18
+  int32_t n_words = 0;  // at most 4095
+  static constexpr uint32_t kIsMarks = 1u << 31;
+  // For the upper half of `posted`.
+  constexpr uint32_t packed() const {
+    return kIsMarks | static_cast<uint32_t>(n_words) << 19 | static_cast<uint32_t>(first + 31);
+  }
+  static constexpr MailboxMarks unpack(uint32_t packed) {
+    return {static_cast<int32_t>(packed & 0x7FFFFu) - 31, static_cast<int32_t>(packed >> 19 & 0xFFFu)};
+  }
 };
 
 // What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (how many of which is the
@@ -55,7 +72,7 @@ struct MailboxRequest {
 // How a mailbox lies in one piece of memory, in bytes from its start.
 struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
-  size_t x, answer, ids, values, total;
+  size_t x, answer, ids, values, marks, total;
 };
 
 class Mailbox {
@@ -99,13 +116,18 @@ class Mailbox {
   float* answer_;
   int32_t* ids_;
   float* values_;
+  std::atomic<uint64_t>* marks_;  // [max_ids / 32 + 2]
 
  private:
+  // Waits for every word, and turns them into ids_; returns how many.
+  int32_t read_marks(const MailboxMarks& marks);
+  void wait(const std::atomic<uint64_t>& flag);
+
   int64_t capacity_, max_ids_;
   std::chrono::milliseconds patience_ = kPatience;
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
-  int32_t n_ids_ = 0;  // of the hand-off being served
+  int32_t n_ids_ = 0;    // of the hand-off being served
 };
 
 // For devices whose address space is the host's: the device's side is ordinary code, run by another thread than the
