@@ -1,10 +1,9 @@
 // Every checkpoint of the zoo against the results that the reference implementation recorded.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/greedy.h"
 #include "support/zoo.h"
 
 namespace hearth {
@@ -44,30 +43,6 @@ class Goldens : public testing::TestWithParam<test::ZooModel> {
   std::vector<std::unique_ptr<engine::Engine>> engines_;
 };
 
-// Fed the recorded continuation, the most likely token must be the recorded one wherever the choice is not within the
-// tolerance; where the recorded margin exceeds it throughout, free-running generation must reproduce the text.
-void expect_greedy(engine::Engine& e, const test::Golden& g, double tolerance) {
-  e.truncate(0);
-  auto logits = e.eval(g.ids);
-  for (const int32_t expected : g.greedy_ids) {
-    const auto best = std::max_element(logits.begin(), logits.end());
-    if (best - logits.begin() != expected) {
-      EXPECT_LE(*best - logits[static_cast<size_t>(expected)], tolerance) << g.prompt;
-    }
-    logits = e.eval({&expected, 1});
-  }
-  if (g.min_greedy_margin <= tolerance) return;
-  e.truncate(0);
-  logits = e.eval(g.ids);
-  auto id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  std::vector<int32_t> free_running;
-  while (free_running.size() < g.greedy_ids.size()) {
-    free_running.push_back(id);
-    id = e.eval_greedy(id);
-  }
-  EXPECT_EQ(free_running, g.greedy_ids) << g.prompt;
-}
-
 TEST_P(Goldens, LogitsAndGreedyContinuationsAreTheRecordedOnes) {
   for (const auto& e : engines_) {
     SCOPED_TRACE(e->device().name());
@@ -78,7 +53,7 @@ TEST_P(Goldens, LogitsAndGreedyContinuationsAreTheRecordedOnes) {
       e->truncate(0);
       const double error = test::worst_difference(e->eval(g.ids), g.last_logits);
       EXPECT_LE(error, tolerance_[i]) << g.prompt;
-      expect_greedy(*e, g, 2 * tolerance_[i]);
+      test::expect_greedy(*e, g, 2 * tolerance_[i]);
       worst = std::max(worst, error), share = std::max(share, error / tolerance_[i]);
       least = std::min(least, tolerance_[i]);
     }

@@ -1,9 +1,12 @@
 #pragma once
 // Models with recorded results of a reference implementation (Hugging Face transformers or numpy in float): a directory
 // with the checkpoint and goldens.json.
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +46,18 @@ inline Goldens read_goldens(const std::filesystem::path& directory) {
     goldens.cases.push_back(std::move(c));
   }
   return goldens;
+}
+
+// The largest difference from the logits that are recorded: all, or the largest.
+inline double golden_error(std::span<const float> logits, const Golden& g) {
+  double worst = 0;
+  const auto see = [&](size_t id, float recorded) {
+    const double d = std::fabs(static_cast<double>(logits[id]) - recorded);
+    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
+  };
+  for (size_t i = 0; i < g.last_logits.size(); ++i) see(i, g.last_logits[i]);
+  for (size_t i = 0; i < g.top_ids.size(); ++i) see(static_cast<size_t>(g.top_ids[i]), g.top_logits[i]);
+  return worst;
 }
 
 }  // namespace hearth::test
