@@ -83,10 +83,8 @@ class HostDevice : public Device {
   // The part of ffn_sparse() for neurons that another device would read over its link.
   void add_linked(const SparseArgs& sparse, Act in, float* y) {
     const LinkedNeurons& l = *sparse.linked;
-    const SparseArgs named{.threshold = sparse.threshold,
-                           .predicted = l.named.ids,
-                           .n_predicted = l.named.count,
-                           .n_active = l.n_active};
+    const SparseArgs named{
+        .threshold = sparse.threshold, .predicted = l.named.ids, .n_predicted = l.named.count, .n_active = l.n_active};
     ffn_sparse(l.shard, named, in, {}, y);
   }
 
@@ -109,6 +107,7 @@ class HostDevice : public Device {
     HEARTH_CHECK(h != nullptr, "a mailbox of another device");
     return *h;
   }
+
  private:
   static void copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);

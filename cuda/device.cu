@@ -193,8 +193,8 @@ CudaDevice::CudaDevice(int gpu) {
   CUDA_CHECK(cudaGetDeviceProperties(&p, gpu));
   name_ = p.name;
   stream_ = make_stream();
-  gpu_ = OpQueue({gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin,
-                  static_cast<size_t>(p.l2CacheSize), supports_overlap(gpu)});
+  gpu_ = OpQueue({gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, static_cast<size_t>(p.l2CacheSize),
+                  supports_overlap(gpu)});
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
@@ -305,7 +305,8 @@ T* seen_by_device(T* host) {
   if (host == nullptr) return nullptr;
   cudaPointerAttributes at{};
   CUDA_CHECK(cudaPointerGetAttributes(&at, host));
-  if (at.devicePointer == nullptr) fail("the GPU cannot read the host memory that neurons were placed in; use --link off");
+  if (at.devicePointer == nullptr)
+    fail("the GPU cannot read the host memory that neurons were placed in; use --link-share 0");
   return static_cast<T*>(at.devicePointer);
 }
 

@@ -39,10 +39,10 @@ struct ListKernelArgs {
   ListPart parts[2];  // of host memory; of the device's. Blocks of the first part come first.
   float threshold;
   Act in;
-  float* partial;     // [gridDim.x][cols]
-  int32_t* n_active;  // [gridDim.x]
-  int threads;        // that share a row
-  int batch;          // at most kMaxBatch / kChunks
+  float* partial;         // [gridDim.x][cols]
+  int32_t* n_active;      // [gridDim.x]
+  int threads;            // that share a row
+  int batch;              // at most kMaxBatch / kChunks
   const std::byte* next;  // to be brought to the second-level cache by the blocks that are done: they wait for the CPU
   int64_t next_bytes;     // of it; each block of the second part has an equal share
 };
@@ -420,7 +420,8 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
   ListKernelArgs args{};
   MergeArgs merge{};
   if (const LinkedNeurons* l = list.linked; l != nullptr) {
-    HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type && l->shard.down_t.cols == n);
+    HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type &&
+                 l->shard.down_t.cols == n);
     const int link_blocks = std::clamp(static_cast<int>(blocks) / 8, 1, kMaxLinkBlocks);
     args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr, 0, link_blocks};
     merge.link_splits = link_blocks, merge.n_linked_active = l->n_active;

@@ -22,7 +22,7 @@ struct Gpu {
   int multiprocessors = 1;
   size_t shared_per_block = 48 << 10;  // after opting in
   size_t l2_bytes = 0;
-  bool overlap = false;                // launches use programmatic dependent launch
+  bool overlap = false;  // launches use programmatic dependent launch
 };
 
 #ifdef __CUDACC__

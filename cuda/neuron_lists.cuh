@@ -1,7 +1,7 @@
 #pragma once
 // From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
-// kernel of its own: the block that finishes last makes the lists. The CPU gets its neurons as marks, from each block as
-// soon as it knows them; with values, as a list.
+// kernel of its own: the block that finishes last makes the lists. The CPU gets its neurons as marks, from each block
+// as soon as it knows them; with values, as a list.
 #include "cuda/mailbox.cuh"
 #include "cuda/reduce.cuh"
 
@@ -11,15 +11,15 @@ constexpr int64_t kMaxMaskWords = 2048;
 constexpr int64_t kMaxMaskNeurons = kMaxMaskWords * 32;     // of a layer
 constexpr size_t kListSharedBytes = 2 * kMaxMaskWords * 4;  // dynamic shared memory of the kernels that make lists
 
-// Where the named neurons are listed: [0, n_first) in `first`; [n_first, n), numbered from 0 again, the first n_linked of
-// them in `linked`, the others in `rest` or in the hand-off. A list whose ids are null is not wanted.
+// Where the named neurons are listed: [0, n_first) in `first`; [n_first, n), numbered from 0 again, the first n_linked
+// of them in `linked`, the others in `rest` or in the hand-off. A list whose ids are null is not wanted.
 struct NeuronLists {
   int n = 0, n_first = 0, n_linked = 0;
   uint32_t* mask = nullptr;     // [ceil(n / 32)] scratch: bit k % 32 of word k / 32
   unsigned* arrived = nullptr;  // scratch: blocks that are done; zero between kernels
   NeuronList first;
   int32_t* first_ids_copy = nullptr;  // optional
-  NeuronList linked;  // wanted if and only if n_linked > 0
+  NeuronList linked;                  // wanted if and only if n_linked > 0
   NeuronList rest;
   // With a hand-off:
   PostTarget post;           // posted null: none

@@ -63,8 +63,8 @@ struct OwnedInput {
         if (c < n_chunks) v = __ldcg(reinterpret_cast<const float4*>(x) + c * F::kUnits + u);
         squares = sum_of_squares(v, squares);
         const uint4 w = units[k][u];
-        v = multiply(v, make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
-                                    __uint_as_float(w.w)));
+        v = multiply(
+            v, make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)));
         units[k][u] =
             make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
       }

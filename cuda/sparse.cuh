@@ -35,7 +35,7 @@ struct FfnListArgs {
   float* gate_out = nullptr;      // optional: act(gate) by position in the list
   float* partial = nullptr;       // scratch, ffn_list_bytes()
   int32_t* n_active = nullptr;    // out, optional
-  const AnswerSource* answer = nullptr;  // to be added in the same pass, or null
+  const AnswerSource* answer = nullptr;   // to be added in the same pass, or null
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
   Matrix next;                            // what is read first when the answer has come, or empty
 };

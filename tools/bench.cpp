@@ -213,7 +213,8 @@ void bench(BenchOptions o) {
 
 // In place of the options for one value.
 void add_sweep_options(CLI::App& sub, Sweep& s) {
-  for (const char* name : {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold", "--link-share"}) {
+  for (const char* name :
+       {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold", "--link-share"}) {
     sub.remove_option(sub.get_option(name));
   }
   const auto several = [&sub](const char* name, std::vector<std::string>& values, const char* help) {
@@ -236,9 +237,10 @@ void add_sweep_options(CLI::App& sub, Sweep& s) {
       ->delimiter(',')
       ->type_name("GiB,GiB,...")
       ->group("Sweeps");
-  sub.add_option("--link-share", s.link_shares,
-                 "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
-                 "others (default: as the bandwidths balance); 0,0.3 shows whether it pays")
+  sub.add_option(
+         "--link-share", s.link_shares,
+         "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
+         "others (default: as the bandwidths balance); 0,0.3 shows whether it pays")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X,X,...")

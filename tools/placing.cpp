@@ -132,9 +132,10 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
 }
 
 void add_link_share_option(CLI::App& sub, std::optional<double>& share, const char* group) {
-  sub.add_option("--link-share", share,
-                 "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
-                 "others, where a predictor names them and they are not quantised (default: as the bandwidths balance)")
+  sub.add_option(
+         "--link-share", share,
+         "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
+         "others, where a predictor names them and they are not quantised (default: as the bandwidths balance)")
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X")
       ->group(group);
@@ -154,6 +155,7 @@ offline::Planner make_planner(const model::Model& model, const PlanInputs& input
   offline::ModelShape shape = offline::shape_of(model);
   offline::Frequencies frequencies = offline::frequencies_of(shape, inputs.sidecar, inputs.thresholds);
   request.thresholds = !inputs.thresholds.empty();
+  if (model.weights().layers.front().ffn.gate.type == DType::q4_0) request.cost.set_four_bit();
   const model::Config& c = model.config();
   if (inputs.gpu_index) request.gpu_buckets = offline::read_gpu_index(*inputs.gpu_index, c.n_layer, c.n_ff);
   return {std::move(shape), std::move(frequencies), request};

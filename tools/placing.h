@@ -20,7 +20,7 @@ struct MachineOptions {
   std::optional<double> gpu_bw, cpu_bw, pcie_bw;  // GB/s
   std::optional<double> cpu_gflops;               // 1e9 operations/s
   std::optional<double> host_memory;              // GiB
-  std::optional<double> link_share;  // of the cold neurons, read by the GPU itself (CostModel::link_share)
+  std::optional<double> link_share;               // of the cold neurons, read by the GPU itself (CostModel::link_share)
   int gpu = 0, threads = 0;
 };
 void add_machine_options(CLI::App& sub, MachineOptions& options);

@@ -97,7 +97,8 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
   }
   if (plan.traffic.link > 0) {
     out += fmt::format(
-        "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, while the "
+        "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, while "
+        "the "
         "CPU reads the rest",
         100 * planner.request().cost.balanced_link_share());
   }
@@ -131,8 +132,9 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
       "memory: {:.2f} of {:.2f} GiB on the GPU, {:.2f} GiB on the host\n",
       plan.tokens_per_second(), 1e3 * plan.seconds, 100 * plan.hit_rate, 100 * plan.density, plan.traffic.gpu() / 1e6,
       plan.traffic.cpu() / 1e6,
-      plan.traffic.link > 0 ? fmt::format("{:.1f} MB over the link, ", plan.traffic.link / 1e6) : "", plan.n_kv, static_cast<double>(plan.gpu.total()) / kGiB,
-      static_cast<double>(plan.placement.vram_budget) / kGiB, static_cast<double>(plan.host_bytes) / kGiB);
+      plan.traffic.link > 0 ? fmt::format("{:.1f} MB over the link, ", plan.traffic.link / 1e6) : "", plan.n_kv,
+      static_cast<double>(plan.gpu.total()) / kGiB, static_cast<double>(plan.placement.vram_budget) / kGiB,
+      static_cast<double>(plan.host_bytes) / kGiB);
   out += fmt::format("optimality: no plan of this budget{} is more than {:.3f} % faster, by the same cost model\n",
                      planner.request().gpu_buckets.empty() ? "" : " with these neurons on the GPU",
                      100 * std::max(0.0, plan.seconds / plan.bound - 1));

@@ -164,8 +164,8 @@ struct PredictArgs {
 // Neurons whose rows the device does not hold: it reads them from page-locked host memory, over the link, for each
 // token that needs them.
 struct LinkedNeurons {
-  FfnShard shard;              // from Device::link()
-  NeuronList named;            // those of a token, as predicted
+  FfnShard shard;               // from Device::link()
+  NeuronList named;             // those of a token, as predicted
   int32_t* n_active = nullptr;  // out, optional: how many of them are active
 };
 

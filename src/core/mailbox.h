@@ -39,8 +39,8 @@ struct MailboxMemory {
   using Flag = FlagOf<uint32_t>;
   // Number of the last hand-off that is complete, and from bit 32 on how many neurons it has, or what marks follow.
   FlagOf<uint64_t> posted;
-  Flag answered;            // number of the last one whose `answer` is complete
-  Flag failed;  // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
+  Flag answered;  // number of the last one whose `answer` is complete
+  Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
 };
 
@@ -127,7 +127,7 @@ class Mailbox {
   std::chrono::milliseconds patience_ = kPatience;
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
-  int32_t n_ids_ = 0;    // of the hand-off being served
+  int32_t n_ids_ = 0;  // of the hand-off being served
 };
 
 // For devices whose address space is the host's: the device's side is ordinary code, run by another thread than the

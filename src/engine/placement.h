@@ -49,8 +49,8 @@ struct Placement {
 
   bool uses_gpu() const { return !planned.empty(); }
   uint64_t planned_bytes() const;
-  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates and gpu_linked, then the
-  // others, each ascending.
+  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates and gpu_linked, then
+  // the others, each ascending.
   std::vector<int32_t> cpu_rows(size_t layer, int64_t n_ff) const;
 };
 

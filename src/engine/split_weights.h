@@ -42,10 +42,11 @@ struct SplitWeights {
 };
 
 // Row k of the main device's shard of a layer is neuron gpu_bucket[k], then come the lone gate rows of gpu_gates; row k
-// of the CPU's is Placement::cpu_rows()[k]; the main device reads those of gpu_linked in place. A predictor that serves both has its rows in that order. Copies one layer
-// at a time, on the team's threads. The model must have transposed down projections (Model::prepare_sparse) unless
-// every layer is whole on one side. Throws Error when a layer is divided and its down projection is not transposed, or
-// a predictor is asked for and absent, or reads what its device does not have.
+// of the CPU's is Placement::cpu_rows()[k]; the main device reads those of gpu_linked in place. A predictor that serves
+// both has its rows in that order. Copies one layer at a time, on the team's threads. The model must have transposed
+// down projections (Model::prepare_sparse) unless every layer is whole on one side. Throws Error when a layer is
+// divided and its down projection is not transposed, or a predictor is asked for and absent, or reads what its device
+// does not have.
 SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host,
                            ThreadTeam& team);
 

@@ -117,9 +117,8 @@ double floor_seconds(const TokenTraffic& traffic, const SideBytes& bandwidths) {
   for (const LayerTraffic& l : traffic.layers) {
     const SideBytes attention = each(l.attention), ffn = each(l.ffn);
     seconds += each(l.selection).total();
-    seconds += traffic.parallel_block
-                   ? std::max({attention.main + ffn.main, attention.host + ffn.host, ffn.link})
-                   : attention.total() + std::max({ffn.main, ffn.host, ffn.link});
+    seconds += traffic.parallel_block ? std::max({attention.main + ffn.main, attention.host + ffn.host, ffn.link})
+                                      : attention.total() + std::max({ffn.main, ffn.host, ffn.link});
   }
   return seconds;
 }

@@ -132,8 +132,8 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
           const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
           Server server(*mailbox, n_embd, 2);
           ASSERT_TRUE(device(s).can_link(pinned.shard()));
-          const LinkedNeurons far{device(s).link(pinned.shard()), {linked_ids.on(s), counts.on(s) + 2},
-                                  counts.on(s) + 3};
+          const LinkedNeurons far{
+              device(s).link(pinned.shard()), {linked_ids.on(s), counts.on(s) + 2}, counts.on(s) + 3};
           for (int i = 0; i < 2; ++i) {
             device(s).predict(p.on(s), l.in.on(s),
                               {.n_first = n,

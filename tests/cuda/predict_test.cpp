@@ -18,7 +18,8 @@ class GpuPredictTest : public GpuFfnTest {
     const auto room = [&](int64_t size) {
       return Twin<int32_t>(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(size), -7));
     };
-    Twin<int32_t> first_ids = room(n_first), rest_ids = room(n - n_first), linked_ids = room(n_linked), counts = room(3);
+    Twin<int32_t> first_ids = room(n_first), rest_ids = room(n - n_first), linked_ids = room(n_linked),
+                  counts = room(3);
     run_twins<int32_t>(*ref_, *gpu_, {&first_ids, &rest_ids, &linked_ids, &counts}, [&](int s, Device& d) {
       d.predict(predictor(s), in.on(s),
                 {.n_first = n_first,

@@ -96,7 +96,9 @@ TEST_P(GpuEngine, GivesTheGoldens) {
     e.truncate(0);
     const double error = test::golden_error(e.eval(g.ids), g);
     EXPECT_LE(error, bound) << g.prompt;
-    if (!is_quantized(GetParam().type)) test::expect_greedy(e, g, 4 * bound);  // bounds at later positions are not measured: twice this one, on either side
+    if (!is_quantized(GetParam().type))
+      test::expect_greedy(e, g,
+                          4 * bound);  // bounds at later positions are not measured: twice this one, on either side
     worst = std::max(worst, error), share = std::max(share, error / bound);
     worst_of_weights = std::max(worst_of_weights, of_weights);
   }
@@ -148,7 +150,8 @@ TEST_P(GpuEngine, DividedWithTheCpuIsWithinTheRoundings) {
       const auto host = cpu::make_device(team_);
       const auto gpu = cuda::make_device(0);
       Engine e(divided, *gpu, {.n_batch = 16, .use_graph = graph}, {*host, p, team_});
-      limits.expect_within(test::run(e, script), "share of hot neurons " + std::to_string(way.hot) + (way.predicts ? ", predicted" : ""));
+      limits.expect_within(test::run(e, script),
+                           "share of hot neurons " + std::to_string(way.hot) + (way.predicts ? ", predicted" : ""));
     }
   }
   limits.print();
