@@ -1,6 +1,9 @@
 // Hand-offs between two threads, one in the place of a device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -41,6 +44,93 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
     for (int c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(3 * i + c));
   }
   cpu.join();
+}
+
+// In the place of a device that tells of neurons by marks.
+class MarkingMailbox : public HostMailbox {
+ public:
+  using HostMailbox::HostMailbox;
+  // Posts x [n] and the ids, of which none is below `first` nor above first + 32 n_words: half of the words before the
+  // flag, half after it, in random order.
+  void post_marked(const std::vector<float>& x, const std::vector<int32_t>& ids, MailboxMarks marks,
+                   std::mt19937& rng) {
+    ++number_;
+    std::copy(x.begin(), x.end(), request_);
+    std::vector<uint64_t> words(static_cast<size_t>(marks.n_words), number_);
+    for (const int32_t id : ids) {
+      const int32_t at = id - marks.first;
+      words[static_cast<size_t>(at / 32)] |= uint64_t{1} << (32 + at % 32);
+    }
+    std::vector<size_t> order(words.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), rng);
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (i == order.size() / 2) raise(marks);
+      marks_[order[i]].store(words[order[i]], std::memory_order_relaxed);
+    }
+    if (order.empty()) raise(marks);
+  }
+  void wait_answer() const {
+    while (flags_->answered.value.load(std::memory_order_acquire) != number_) std::this_thread::yield();
+  }
+
+ private:
+  void raise(MailboxMarks marks) {
+    flags_->posted.value.store(uint64_t{marks.packed()} << 32 | number_, std::memory_order_release);
+  }
+  uint32_t number_ = 0;
+};
+
+TEST(Mailbox, NeuronsAsMarksComeInAnyOrder) {
+  constexpr int kHandOffs = 3000, kMaxIds = 500;
+  MarkingMailbox box(3, kMaxIds);
+  std::mt19937 rng(4);
+  struct HandOff {
+    MailboxMarks marks;
+    std::vector<int32_t> ids;
+  };
+  std::vector<HandOff> all(kHandOffs);
+  for (HandOff& h : all) {
+    h.marks.first = static_cast<int32_t>(rng() % 100) - 31;
+    h.marks.n_words = static_cast<int32_t>(rng() % (kMaxIds / 32 + 3));
+    const auto density = rng() % 3;  // none, some, all
+    for (int32_t id = std::max(h.marks.first, 0); id < h.marks.first + 32 * h.marks.n_words; ++id) {
+      if (h.ids.size() < kMaxIds && (density == 2 || (density == 1 && rng() % 8 == 0))) h.ids.push_back(id);
+    }
+  }
+  std::thread cpu([&] {
+    for (int i = 0; i < kHandOffs; ++i) {
+      const MailboxRequest r = box.wait_request();
+      EXPECT_EQ(std::vector<int32_t>(r.ids, r.ids + *r.n_ids), all[static_cast<size_t>(i)].ids) << i;
+      EXPECT_EQ(r.x[2], static_cast<float>(i));
+      box.answer();
+    }
+  });
+  for (int i = 0; i < kHandOffs; ++i) {
+    const HandOff& h = all[static_cast<size_t>(i)];
+    box.post_marked(std::vector<float>(3, static_cast<float>(i)), h.ids, h.marks, rng);
+    box.wait_answer();
+  }
+  cpu.join();
+}
+
+TEST(Mailbox, MarksThatNeverComeAreAnError) {
+  MarkingMailbox box(1, 64);
+  box.set_patience(std::chrono::milliseconds{50});
+  std::mt19937 rng(5);
+  box.post_marked({1.0f}, {}, {0, 0}, rng);
+  box.wait_request();
+  box.answer();
+  // A flag that announces two words, of which only stale ones are there.
+  class Announcing : public MarkingMailbox {
+   public:
+    using MarkingMailbox::MarkingMailbox;
+    void announce() { flags_->posted.value.store(uint64_t{MailboxMarks{0, 2}.packed()} << 32 | 1); }
+  } silent(1, 64);
+  silent.set_patience(std::chrono::milliseconds{50});
+  silent.announce();
+  EXPECT_THROW(silent.wait_request(), Error);
+  EXPECT_EQ(silent.failure(), MailboxFailure::device_silent);
 }
 
 std::string error_of(FunctionRef<void()> work) {

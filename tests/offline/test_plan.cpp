@@ -186,6 +186,41 @@ TEST(Plan, HotSetsAreThoseOfAGlobalSort) {
   EXPECT_GT(coldest_hot, 0.95 * hottest_cold);
 }
 
+// The cold neurons that the GPU reads over the link: of every frequency, a share that makes both sides equally long.
+TEST(Plan, LinkedNeuronsBalanceTheCold) {
+  ModelShape shape = test::llama_7b();
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000, l.linkable = true;
+  const Frequencies f = typical_frequencies(shape, 0.11);
+  PlanRequest r = request(SparsityRule::predict);
+  const Plan automatic = Planner(shape, f, r).plan(gib(8));
+  r.cost.link_share = 0.0;
+  const Plan without = Planner(shape, f, r).plan(gib(8));
+  r.cost.link_share = 0.3;
+  const Plan given = Planner(shape, f, r).plan(gib(8));
+  EXPECT_LT(automatic.seconds, without.seconds);
+  EXPECT_LE(automatic.seconds, given.seconds);
+  EXPECT_EQ(without.traffic.link, 0);
+  EXPECT_NEAR(r.cost.linked(automatic.traffic.link), r.cost.cpu_sparse(automatic.traffic.cpu_sparse),
+              1e-6 * r.cost.linked(automatic.traffic.link));
+  EXPECT_NEAR(given.traffic.link, 0.3 * (given.traffic.link + given.traffic.cpu_sparse), 1e-6 * given.traffic.link);
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    const engine::LayerPlacement& p = given.placement.layers[l];
+    const std::vector<int32_t> cold = given.placement.cpu_rows(l, shape.layers[l].n_ff);
+    if (p.gpu_bucket.empty()) continue;
+    EXPECT_NEAR(static_cast<double>(p.gpu_linked.size()), 0.3 * static_cast<double>(cold.size()), 1);
+    EXPECT_TRUE(std::equal(p.gpu_linked.begin(), p.gpu_linked.end(), cold.begin())) << "the first of the CPU's rows";
+    double linked = 0, all = 0;
+    for (const int32_t id : p.gpu_linked) linked += f.p[l][static_cast<size_t>(id)];
+    for (const int32_t id : cold) all += f.p[l][static_cast<size_t>(id)];
+    EXPECT_NEAR(linked / all, 0.3, 0.01);
+    EXPECT_TRUE(without.placement.layers[l].gpu_linked.empty());
+  }
+  for (LayerShape& l : shape.layers) l.linkable = false;  // quantised
+  EXPECT_EQ(Planner(shape, f, r).plan(gib(8)).traffic.link, 0);
+  r.cost.link_share = 1.5;
+  EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("expected 0 to 1"), std::string::npos);
+}
+
 TEST(Plan, ErrorsSayWhatWouldWork) {
   const ModelShape shape = test::llama_7b();
   const Frequencies f = typical_frequencies(shape, 0.11);
@@ -324,9 +359,13 @@ class PlanFile : public testing::Test {
 };
 
 TEST_F(PlanFile, IsReadBackAsWritten) {
+  placement_.layers[0].selection = Selection::predictor, placement_.layers[0].predictor = Where::gpu;
+  placement_.layers[0].gpu_bucket = {1, 3}, placement_.layers[0].gpu_gates = {},
+  placement_.layers[0].gpu_linked = {2, 30};
   save_placement(placement_, dir_ / "p.json");
   const engine::Placement p = load_placement(dir_ / "p.json");
   EXPECT_EQ(p.layers, placement_.layers);
+  EXPECT_EQ(p.layers[0].gpu_linked, (std::vector<int32_t>{2, 30}));
   EXPECT_EQ(p.model_fingerprint, placement_.model_fingerprint);
   EXPECT_EQ(p.n_ctx, placement_.n_ctx);
   EXPECT_EQ(p.n_batch, placement_.n_batch);
@@ -357,6 +396,14 @@ TEST_F(PlanFile, IsCheckedAgainstTheModel) {
         p.layers[0].selection = Selection::predictor, p.layers[0].gpu_bucket = {}, p.layers[0].gpu_gates = {5};
       }),
       "lone gate rows");
+  const auto link = [](auto& p, std::vector<int32_t> hot) {
+    p.layers[2].selection = Selection::predictor, p.layers[2].predictor = Where::gpu;
+    p.layers[2].gpu_gates = {}, p.layers[2].gpu_bucket = std::move(hot), p.layers[2].gpu_linked = {5};
+  };
+  EXPECT_EQ(message([&](auto& p) { link(p, {3}); }), "no error");
+  has(message([&](auto& p) { link(p, {3, 5}); }), "neuron 5 of layer 2 in gpu_bucket and in gpu_linked");
+  has(message([&](auto& p) { link(p, {}); }), "over the link");
+  has(message([&](auto& p) { link(p, {3}), p.layers[2].selection = Selection::gate; }), "over the link");
   has(message([](auto& p) { p.vram_budget = 10; }), "its budget is 10");
   has(message([](auto& p) { p.n_ctx = 0; }), "context of 0");
 }
