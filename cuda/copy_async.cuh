@@ -47,15 +47,4 @@ __device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
 #endif
 }
 
-// Asks for `bytes` of global memory, a multiple of 16 at a multiple of 16, to come to the second-level cache. Called by
-// one thread.
-__device__ __forceinline__ void prefetch_l2(const void* global, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#else
-  const auto* p = static_cast<const char*>(global);
-  for (unsigned i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + i) : "memory");
-#endif
-}
-
 }  // namespace hearth::cuda

@@ -253,12 +253,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   }
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
-  if (threadIdx.x == 0 && a.next_bytes > 0 && &part == &a.parts[1]) {
-    constexpr int64_t kPiece = 16 << 10;
-    const int64_t share = a.next_bytes / step / 16 * 16;
-    const std::byte* const next = a.next + first * share;
-    for (int64_t at = 0; at < share; at += kPiece) {
-      prefetch_l2(next + at, static_cast<unsigned>(share - at < kPiece ? share - at : kPiece));
+  if (a.next_bytes > 0 && &part == &a.parts[1]) {
+    constexpr int kPiece = 2048;  // of a thread
+    const int next_share = static_cast<int>(a.next_bytes / step / 16 * 16);
+    for (int at = static_cast<int>(threadIdx.x) * kPiece; at < next_share;
+         at += static_cast<int>(blockDim.x) * kPiece) {
+      prefetch_l2(a.next + first * next_share + at, min(kPiece, next_share - at));
     }
   }
   // Each group has counted its own: the first thread of each, in turn.
