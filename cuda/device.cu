@@ -79,7 +79,6 @@ class CudaDevice final : public Device, public DeviceClock {
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
   void rope_kv(const RopeKvArgs& args, int64_t T) override { gpu_.rope_kv(args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
-  void anticipate(const Matrix& next) override { next_ = next; }
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
@@ -161,7 +160,6 @@ class CudaDevice final : public Device, public DeviceClock {
   size_t staging_at_ = 0;
   std::vector<GraphExec> graphs_;
   Stamps stamps_;
-  Matrix next_;  // what the engine has announced (anticipate())
 
   DeviceBuffer staging_memory_;
   std::optional<Staging> staging_slots_;
@@ -498,7 +496,7 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
   AnswerSource answer;
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
   list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;
-  list.next = std::exchange(next_, Matrix{});
+  list.next = sparse.next;
   ffn_list(gpu_, s, list, in, y_bias, y);
   if (list.gate_out != nullptr) {
     list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});

@@ -97,9 +97,8 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
   }
   if (plan.traffic.link > 0) {
     out += fmt::format(
-        "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, while "
-        "the "
-        "CPU reads the rest",
+        "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, "
+        "while the CPU reads the rest",
         100 * planner.request().cost.balanced_link_share());
   }
   if (predicted > 0) {

@@ -298,7 +298,7 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     layer.gpu_gates.assign(order.begin() + c.hot, order.begin() + c.gates);
     std::sort(layer.gpu_bucket.begin(), layer.gpu_bucket.end());
     std::sort(layer.gpu_gates.begin(), layer.gpu_gates.end());
-    if (picked.gpu) layer.gpu_linked = costs_[l].linked(c);
+    layer.gpu_linked = costs_[l].linked(c);
     std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
     p.layers.push_back(std::move(layer));
   }

@@ -183,6 +183,9 @@ struct SparseArgs {
   HandOff hand_off;
   // y also gets the CPU's answer to the last hand-off, in the same pass over y (as collect() does).
   Mailbox* collect = nullptr;
+  // With `collect`, a hint: the matrix that is read first when the answer has come, or empty. What of it a device can
+  // bring nearer while it waits costs nothing.
+  Matrix next = {};
   // y also gets the sum of these neurons, by the same threshold; with `predicted` alone.
   const LinkedNeurons* linked = nullptr;
 };
@@ -250,9 +253,6 @@ class Device {
   virtual void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) = 0;
   virtual void rope_kv(const RopeKvArgs& args, int64_t T) = 0;
   virtual void attention(const AttentionArgs& args, int64_t T, Act out) = 0;  // out [T][n_head * head_dim]
-  // Hint, before an operation that waits for the CPU: the matrix that is read first afterwards. What of it a device can
-  // bring nearer while it waits costs nothing.
-  virtual void anticipate(const Matrix& /*next*/) {}
   // y[t] += FFN(in[t]) over all neurons of the shard. y_bias (down's bias) is added too when set.
   virtual void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) = 0;
   // One token: the neurons that `predictor` names. `in` is the predictor's input.

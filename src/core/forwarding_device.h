@@ -38,7 +38,6 @@ class ForwardingDevice : public Device {
   void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override { inner_.matmul(parts, in, T); }
   void rope_kv(const RopeKvArgs& args, int64_t T) override { inner_.rope_kv(args, T); }
   void attention(const AttentionArgs& args, int64_t T, Act out) override { inner_.attention(args, T, out); }
-  void anticipate(const Matrix& next) override { inner_.anticipate(next); }
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
     inner_.ffn_dense(shard, in, T, y_bias, y);
   }

@@ -99,7 +99,7 @@ void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const 
                     .first = f.act.predicted,
                     .rest = {},
                     .hand_off = hand_off,
-                    .n_linked = f.linked(layer),
+                    .n_linked = f.split[static_cast<size_t>(layer)].linked.n(),
                     .linked = f.act.linked});
 }
 
@@ -173,8 +173,8 @@ class FfnPart {
       if (finds_gates()) args.hand_off = {f_.mailbox, handed_over(), f_.config.n_embd};
       args.collect = collect;
       const LinkedNeurons linked{split_.linked, f_.act.linked, f_.act.n_linked_active + layer_};
-      if (split_.n_linked > 0) args.linked = &linked;
-      if (collect != nullptr) anticipate_next();
+      if (split_.linked.n() > 0) args.linked = &linked;
+      if (collect != nullptr) args.next = next_matrix();
       return ffn_sparse_block(f_, layer_, args, f_.act.ffn_input(layer_, 1), bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
@@ -186,11 +186,10 @@ class FfnPart {
   }
 
  private:
-  // What the device reads when the CPU has answered: the next layer's first matrix, or the head.
-  void anticipate_next() const {
-    const bool last = layer_ + 1 == f_.config.n_layer;
-    const Matrix& next = last ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
-    if (next && (last || !f_.split[static_cast<size_t>(layer_ + 1)].attention_on_host)) f_.device.anticipate(next);
+  // What the device reads when the CPU has answered: the next layer's first matrix, or the head; empty where the CPU
+  // has it.
+  Matrix next_matrix() const {
+    return layer_ + 1 == f_.config.n_layer ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
   }
   // Of one token, with its neurons.
   const float* handed_over() const { return hands_over_input(f_, layer_) ? f_.act.ffn_input(layer_, 1).x : f_.act.x; }

@@ -24,9 +24,9 @@ struct LayerSplit {
   // Neurons of the CPU whose gate rows are on the main device too, behind those of its own neurons: the first rows of
   // the CPU's shard. For one token their gates come with the hand-off.
   int64_t n_lone_gates = 0;
-  // The first rows of the CPU's shard that the main device reads in place, instead of the CPU, for one token.
-  int64_t n_linked = 0;
-  FfnShard linked;  // those, as the main device sees them
+  // The first rows of the CPU's shard, as the main device sees them, that it reads in place, instead of the CPU, for
+  // one token; or none.
+  FfnShard linked;
   // The main device takes no part in the layer but the hand-off.
   bool whole_on_host() const {
     return attention_on_host && !has_hot && n_lone_gates == 0 &&
@@ -55,8 +55,6 @@ struct ForwardArgs {
   Mailbox* mailbox = nullptr;                    // where some layer has a part of the CPU's
   ColdStream* stream = nullptr;                  // with `mailbox`: what prompts do with the CPU's neurons
   std::span<const float> layer_thresholds = {};  // [n_layer], instead of sparse_threshold; or empty
-  // Neurons of a layer that are read over the link in this pass.
-  int64_t linked(int64_t layer) const { return split[static_cast<size_t>(layer)].n_linked; }
   float threshold(int64_t layer) const {
     return layer_thresholds.empty() ? sparse_threshold : layer_thresholds[static_cast<size_t>(layer)];
   }

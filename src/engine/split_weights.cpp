@@ -198,7 +198,6 @@ class Splitter {
       warned_ = true;
       return;
     }
-    split.n_linked = n;
     split.linked = main_.link(linked);
   }
 

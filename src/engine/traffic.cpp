@@ -10,7 +10,7 @@ namespace hearth::engine {
 namespace {
 
 SideBytes on(bool host, double bytes) {
-  return host ? SideBytes{0, bytes, 0} : SideBytes{bytes, 0, 0};
+  return host ? SideBytes{0, bytes} : SideBytes{bytes, 0};
 }
 
 // Active neurons of one layer, a token.
@@ -29,7 +29,7 @@ struct NeuronBytes {
 };
 
 void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_host) {
-  t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down), 0};
+  t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
 }
 
 void add_sparse_ffn(LayerTraffic& t, const LayerSplit& split, NeuronBytes each, double n_main, double n_host,
@@ -41,9 +41,9 @@ void add_sparse_ffn(LayerTraffic& t, const LayerSplit& split, NeuronBytes each, 
     return;
   }
   const auto n_lone = static_cast<double>(split.n_lone_gates);
-  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0, 0};
+  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0};
   (n_lone > 0 ? t.selection : t.ffn) += main_gates;  // the CPU waits for the gates of its neurons, and gets all at once
-  t.ffn += {0, (n_host - n_lone) * each.gate, 0};
+  t.ffn += {0, (n_host - n_lone) * each.gate};
 }
 
 }  // namespace
