@@ -154,10 +154,11 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
 // Hands over the active ones of the gate rows whose neurons the CPU has. (A CPU device in a GPU's place.)
 void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
   HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
+  HostMailbox& mailbox = host(*sparse.hand_off.mailbox);
+  mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
   const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr);
   team_.for_chunks(c.n_pieces, 1, [&](int64_t piece, int64_t, int) { select_piece(s, sparse, in, c, piece); });
-  host(*sparse.hand_off.mailbox)
-      .post(sparse.hand_off.x, sparse.hand_off.n, {c.ids, static_cast<size_t>(join_pieces(c))}, c.values);
+  mailbox.post_neurons({c.ids, static_cast<size_t>(join_pieces(c))}, c.values);
 }
 
 }  // namespace hearth::cpu

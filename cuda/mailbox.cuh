@@ -47,8 +47,8 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 __device__ __forceinline__ uint32_t next_number(const PostTarget& post) {
   return __ldcg(post.number) + 1;
 }
-// Tells the CPU that a hand-off is there: how many neurons it has, or MailboxMarks::packed(). Called by one thread,
-// after a barrier with those that wrote the hand-off's parts. Somebody stores the number in *post.number.
+// Tells the CPU that a hand-off's vector is there, and what of its neurons (MailboxMemory::posted). Called by one
+// thread, after a barrier with those that wrote the hand-off's parts. Somebody stores the number in *post.number.
 __device__ __forceinline__ void raise_flag(const PostTarget& post, uint32_t number, uint32_t neurons) {
   const uint64_t flag = static_cast<uint64_t>(neurons) << 32 | number;
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(post.posted), "l"(flag) : "memory");

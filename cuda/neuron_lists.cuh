@@ -1,7 +1,7 @@
 #pragma once
 // From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
-// kernel of its own: the block that finishes last makes the lists. The CPU gets its neurons as marks, from each block
-// as soon as it knows them; with values, as a list.
+// kernel of its own: the block that finishes last makes the lists. The CPU gets the vector first; its neurons as marks,
+// from each block as soon as it knows them; with values, as a list.
 #include "cuda/mailbox.cuh"
 #include "cuda/reduce.cuh"
 
@@ -61,11 +61,11 @@ __device__ __forceinline__ void post_input(const NeuronLists& a) {
   const uint32_t number = threadIdx.x == 0 ? next_number(a.post) : 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
-  if (!a.marks()) return __threadfence_system();
   __syncthreads();
   if (threadIdx.x > 0) return;
   const int word = a.first_marked_word();
-  raise_flag(a.post, number, MailboxMarks{word * 32 - a.n_first, max((a.n + 31) / 32 - word, 0)}.packed());
+  const MailboxMarks marks{word * 32 - a.n_first, max((a.n + 31) / 32 - word, 0)};
+  raise_flag(a.post, number, a.marks() ? marks.packed() : MailboxMemory::kListFollows);
 }
 
 // The number that put_mask() needs; asked for early by the thread that will call it.

@@ -15,14 +15,15 @@
 namespace hearth {
 namespace {
 
-// Polls until the number in the low 32 bits of `flag` has come to `number`. False when the other side failed or the
-// patience is over.
-template <typename T>
-bool wait_for(const std::atomic<T>& flag, uint32_t number, const std::atomic<uint32_t>& failed,
-              std::chrono::milliseconds patience) {
-  const auto reached = [&] {
-    return static_cast<int32_t>(static_cast<uint32_t>(flag.load(std::memory_order_acquire)) - number) >= 0;
-  };
+// Whether a flag, or the lower half of one, has come to a hand-off's number.
+bool has_come(uint64_t flag, uint32_t number) {
+  return static_cast<int32_t>(static_cast<uint32_t>(flag) - number) >= 0;
+}
+
+// Polls until `reached`. False when the other side failed or the patience is over.
+template <typename Reached>
+bool wait_until(Reached reached, const std::atomic<uint32_t>& failed, std::chrono::milliseconds patience) {
+  if (reached()) return true;  // most words of marks are there: not even the time is asked for
   const auto give_up = std::chrono::steady_clock::now() + patience;
   for (int64_t spins = 1;; ++spins) {
     if (reached()) return true;
@@ -62,10 +63,17 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   for (int64_t j = 0; j < max_ids / 32 + 2; ++j) new (marks_ + j) std::atomic<uint64_t>{0};
 }
 
-void Mailbox::wait(const std::atomic<uint64_t>& flag) {
-  if (wait_for(flag, served_, flags_->failed.value, patience_)) return;
-  give_up(MailboxFailure::device_silent);
-  check();
+uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
+  uint64_t value = 0;
+  const auto reached = [&] {
+    value = flag.load(std::memory_order_acquire);
+    return has_come(value, served_) && value != except;
+  };
+  if (!wait_until(reached, flags_->failed.value, patience_)) {
+    give_up(MailboxFailure::device_silent);
+    check();
+  }
+  return value;
 }
 
 int32_t Mailbox::read_marks(const MailboxMarks& marks) {
@@ -73,22 +81,23 @@ int32_t Mailbox::read_marks(const MailboxMarks& marks) {
                max_ids_);
   int32_t n = 0;
   for (int32_t j = 0; j < marks.n_words; ++j) {
-    uint64_t word = marks_[j].load(std::memory_order_acquire);
-    if (static_cast<uint32_t>(word) != served_) {
-      wait(marks_[j]);
-      word = marks_[j].load(std::memory_order_acquire);
-    }
-    for (auto bits = static_cast<uint32_t>(word >> 32); bits != 0; bits &= bits - 1) {
+    for (auto bits = static_cast<uint32_t>(wait(marks_[j]) >> 32); bits != 0; bits &= bits - 1) {
       ids_[n++] = marks.first + 32 * j + std::countr_zero(bits);
     }
   }
   return n;
 }
 
-MailboxRequest Mailbox::wait_request() {
+const float* Mailbox::wait_input() {
   ++served_;
   wait(flags_->posted.value);
-  const auto neurons = static_cast<uint32_t>(flags_->posted.value.load(std::memory_order_relaxed) >> 32);
+  return request_;
+}
+
+MailboxRequest Mailbox::wait_neurons() {
+  HEARTH_CHECK(flags_->answered.value.load(std::memory_order_relaxed) != served_, "no hand-off has begun");
+  const uint64_t list_follows = uint64_t{MailboxMemory::kListFollows} << 32 | served_;
+  const auto neurons = static_cast<uint32_t>(wait(flags_->posted.value, list_follows) >> 32);
   const bool are_marked = (neurons & MailboxMarks::kIsMarks) != 0;
   n_ids_ = are_marked ? read_marks(MailboxMarks::unpack(neurons)) : static_cast<int32_t>(neurons);
   return {request_, ids_, values_, &n_ids_};
@@ -122,17 +131,36 @@ std::shared_ptr<std::byte> host_memory(size_t bytes) {
 HostMailbox::HostMailbox(int64_t capacity, int64_t max_ids)
     : Mailbox(host_memory(MailboxLayout(capacity, max_ids).total), capacity, max_ids) {}
 
-void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, const float* values) {
+void HostMailbox::begin(const float* x, int64_t n) {
   HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
-  HEARTH_CHECK(static_cast<int64_t>(ids.size()) <= max_ids(), "{} neurons in a mailbox of {}", ids.size(), max_ids());
+  ++posted_;
   std::memcpy(request_, x, static_cast<size_t>(n) * sizeof(float));
+}
+
+void HostMailbox::raise(uint32_t neurons) {
+  flags_->posted.value.store(uint64_t{neurons} << 32 | posted_, std::memory_order_release);
+}
+
+void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, const float* values) {
+  begin(x, n);
+  post_neurons(ids, values);
+}
+
+void HostMailbox::post_input(const float* x, int64_t n) {
+  begin(x, n);
+  raise(MailboxMemory::kListFollows);
+}
+
+void HostMailbox::post_neurons(std::span<const int32_t> ids, const float* values) {
+  HEARTH_CHECK(static_cast<int64_t>(ids.size()) <= max_ids(), "{} neurons in a mailbox of {}", ids.size(), max_ids());
   std::copy(ids.begin(), ids.end(), ids_);
   if (values != nullptr) std::copy_n(values, ids.size(), values_);
-  flags_->posted.value.store(uint64_t{ids.size()} << 32 | ++posted_, std::memory_order_release);
+  raise(static_cast<uint32_t>(ids.size()));
 }
 
 void HostMailbox::collect(float* x, int64_t n) {
-  if (!wait_for(flags_->answered.value, posted_, flags_->failed.value, patience())) {
+  const auto reached = [&] { return has_come(flags_->answered.value.load(std::memory_order_acquire), posted_); };
+  if (!wait_until(reached, flags_->failed.value, patience())) {
     give_up(MailboxFailure::cpu_silent);
     check();
   }

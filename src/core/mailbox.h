@@ -1,6 +1,8 @@
 #pragma once
 // How a device hands work to the CPU in the middle of a pass: it posts a vector into host memory that it can write, the
-// CPU answers with another, and the device adds the answer in. Two flags, no call to any API per hand-off.
+// CPU answers with another, and the device adds the answer in. Two flags, no call to any API per hand-off. Which of the
+// CPU's neurons fire the device may say later than the vector, so that the CPU prepares the one while it waits for the
+// other.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -37,8 +39,10 @@ struct MailboxMemory {
     static_assert(std::atomic<T>::is_always_lock_free);
   };
   using Flag = FlagOf<uint32_t>;
-  // Number of the last hand-off that is complete, and from bit 32 on how many neurons it has, or what marks follow.
+  // Number of the last hand-off whose vector is complete, and from bit 32 on what is known of its neurons: how many are
+  // listed; or MailboxMarks::packed(); or kListFollows, which the number of neurons replaces when the list is complete.
   FlagOf<uint64_t> posted;
+  static constexpr uint32_t kListFollows = ~0u >> 1;
   Flag answered;  // number of the last one whose `answer` is complete
   Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
@@ -60,7 +64,7 @@ struct MailboxMarks {
   }
 };
 
-// What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (how many of which is the
+// What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (whether it did is the
 // asker's business to know: a plain hand-off has none).
 struct MailboxRequest {
   const float* x = nullptr;
@@ -94,10 +98,14 @@ class Mailbox {
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
   // --- the CPU's side ---
-  // Waits for the next hand-off, whose parts stay valid until answer(). Throws Error when the device gave up or stays
-  // silent, MailboxAbandoned when it stopped.
-  MailboxRequest wait_request();
-  float* answer_buffer() { return answer_; }  // to be filled before answer()
+  // Waits for the vector of the next hand-off. What a hand-off brings stays valid until answer(). Every wait throws
+  // Error when the device gave up or stays silent, MailboxAbandoned when it stopped.
+  const float* wait_input();
+  // Waits for the neurons of the hand-off that has begun; of one without neurons there is nothing to wait for.
+  MailboxRequest wait_neurons();
+  // Both, for whoever has nothing to do in between.
+  MailboxRequest wait_request() { return wait_input(), wait_neurons(); }
+  float* answer_buffer() { return answer_; }  // to be filled between wait_input() and answer()
   void answer();
   // This side stops because of an error: a waiting partner stops waiting.
   void abandon() { give_up(MailboxFailure::abandoned); }
@@ -121,7 +129,9 @@ class Mailbox {
  private:
   // Waits for every word, and turns them into ids_; returns how many.
   int32_t read_marks(const MailboxMarks& marks);
-  void wait(const std::atomic<uint64_t>& flag);
+  // Waits until the flag's lower half is the number of the hand-off being served and the flag is not `except`; returns
+  // the flag.
+  uint64_t wait(const std::atomic<uint64_t>& flag, uint64_t except = 0);
 
   int64_t capacity_, max_ids_;
   std::chrono::milliseconds patience_ = kPatience;
@@ -137,9 +147,16 @@ class HostMailbox : public Mailbox {
   HostMailbox(int64_t capacity, int64_t max_ids);
   // Posts x [n] and a list of neurons, with their gates' activations where `values` is set.
   void post(const float* x, int64_t n, std::span<const int32_t> ids = {}, const float* values = nullptr);
+  // The same in two steps.
+  void post_input(const float* x, int64_t n);
+  void post_neurons(std::span<const int32_t> ids, const float* values = nullptr);
   void collect(float* x, int64_t n);  // x += answer; throws as wait_request() does
 
  private:
+  // Writes the vector of the next hand-off.
+  void begin(const float* x, int64_t n);
+  // Says that the vector is there; `neurons`: the upper half of the flag.
+  void raise(uint32_t neurons);
   uint32_t posted_ = 0;
 };
 

@@ -60,9 +60,10 @@ Act HostHalf::ffn_input(int64_t layer, const float* x) {
 }
 
 // The neurons whose gates the main device has evaluated, then the gates of the others.
-void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Act in, Vector down_bias, float* y) {
+void HostHalf::ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y) {
   const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
   const int64_t n_lone = split_[static_cast<size_t>(layer)].n_lone_gates;
+  const MailboxRequest request = mailbox_.wait_neurons();
   SparseArgs known = sparse_args(f_, layer);
   known.predicted = request.ids, known.n_predicted = request.n_ids, known.gate_values = request.values;
   ffn_sparse_block(f_, layer, known, in, down_bias, y);
@@ -72,7 +73,7 @@ void HostHalf::ffn_lone_gates(int64_t layer, const MailboxRequest& request, Act 
   act_.n_active[layer] += n_known;
 }
 
-void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request, const float* x, float* y) {
+void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
   const Vector bias = f_.weights.layers[static_cast<size_t>(layer)].ffn_down_bias;
   if (T > 1 || !f_.sparse || split.selection == Selection::all) {
@@ -80,10 +81,11 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const MailboxRequest& request,
     return ffn_dense_block(f_, layer, T, bias, y);
   }
   const Act in = ffn_input(layer, x);
-  if (split.n_lone_gates > 0) return ffn_lone_gates(layer, request, in, bias, y);
+  if (split.n_lone_gates > 0) return ffn_lone_gates(layer, in, bias, y);
   SparseArgs sparse = sparse_args(f_, layer);
   if (split.selection == Selection::predictor) {
     if (split.predictor_on_main) {
+      const MailboxRequest request = mailbox_.wait_neurons();
       sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
     } else {
       predict_neurons(f_, layer, x, {});
@@ -98,22 +100,22 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
   const size_t bytes = static_cast<size_t>(T * config_.n_embd) * sizeof(float);
   float* const answer = mailbox_.answer_buffer();
   if (!config_.parallel_block && split.attention_on_host) {
-    const float* x = mailbox_.wait_request().x;
+    const float* x = mailbox_.wait_input();
     std::memset(answer, 0, bytes);
     attention_part(layer, T, x, answer);
     if (split.whole_on_host()) {  // the FFN's input is x plus what the attention added
       for (int64_t i = 0; i < T * config_.n_embd; ++i) act_.x[i] = x[i] + answer[i];
-      ffn_part(layer, T, {}, act_.x, answer);
+      ffn_part(layer, T, act_.x, answer);
       return mailbox_.answer();
     }
     mailbox_.answer();
   }
   const bool attends = config_.parallel_block && split.attention_on_host;
   if (!has_cold && !attends) return;
-  const MailboxRequest request = mailbox_.wait_request();
+  const float* x = mailbox_.wait_input();
   std::memset(answer, 0, bytes);
-  if (has_cold) ffn_part(layer, T, request, request.x, answer);
-  if (attends) attention_part(layer, T, request.x, answer);
+  if (has_cold) ffn_part(layer, T, x, answer);
+  if (attends) attention_part(layer, T, x, answer);
   mailbox_.answer();
 }
 

@@ -36,10 +36,10 @@ class HostHalf {
 
  private:
   void attention_part(int64_t layer, int64_t T, const float* x, float* y);
-  // x: the residual stream before the FFN, or its normed input where that is what hand-offs bring; the request's
-  // neurons where the main device found them.
-  void ffn_part(int64_t layer, int64_t T, const MailboxRequest& request, const float* x, float* y);
-  void ffn_lone_gates(int64_t layer, const MailboxRequest& request, Act in, Vector down_bias, float* y);
+  // x: the residual stream before the FFN, or its normed input where that is what hand-offs bring. Where the main
+  // device finds the neurons, waits for them when all that x alone allows is done.
+  void ffn_part(int64_t layer, int64_t T, const float* x, float* y);
+  void ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y);
   // The FFN's input of one token, from what a hand-off brought.
   Act ffn_input(int64_t layer, const float* x);
   void serve_layer(int64_t layer, int64_t T);

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -46,14 +48,69 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
   cpu.join();
 }
 
+// The vector is all there before anything is said of the neurons, and the answer's memory is the CPU's to write.
+// Nothing else orders the two sides here: a thread sanitizer sees whether the flag does.
+TEST(Mailbox, TheInputComesBeforeTheNeurons) {
+  constexpr int kHandOffs = 3000, kN = 33, kMaxIds = 7;
+  HostMailbox box(kN, kMaxIds);
+  std::atomic<int> n_prepared = 0;
+  std::thread cpu([&] {
+    std::vector<float> doubled(kN);
+    for (int i = 0; i < kHandOffs; ++i) {
+      const float* x = box.wait_input();
+      std::fill_n(box.answer_buffer(), kN, 1.0f);
+      for (size_t c = 0; c < kN; ++c) doubled[c] = 2 * x[c];
+      n_prepared = i + 1;
+      if (i % 3 > 0) {  // the others have no neurons, and are not asked for them
+        const MailboxRequest r = box.wait_neurons();
+        EXPECT_EQ(r.x, x);
+        EXPECT_EQ(*r.n_ids, i % (kMaxIds + 1));
+        for (int k = 0; k < *r.n_ids; ++k) {
+          EXPECT_EQ(r.ids[k], i + k);
+          EXPECT_EQ(r.values[k], static_cast<float>(i - k));
+        }
+      }
+      for (size_t c = 0; c < kN; ++c) box.answer_buffer()[c] += doubled[c];
+      box.answer();
+    }
+  });
+  std::vector<float> x(kN), values(kMaxIds);
+  std::vector<int32_t> ids(kMaxIds);
+  for (int i = 0; i < kHandOffs; ++i) {
+    std::fill(x.begin(), x.end(), static_cast<float>(i));
+    for (int k = 0; k < kMaxIds; ++k) {
+      ids[static_cast<size_t>(k)] = i + k;
+      values[static_cast<size_t>(k)] = static_cast<float>(i - k);
+    }
+    const std::span<const int32_t> listed{ids.data(), static_cast<size_t>(i % (kMaxIds + 1))};
+    switch (i % 3) {
+      case 0:
+        box.post(x.data(), kN);
+        break;
+      case 1:
+        box.post(x.data(), kN, listed, values.data());
+        break;
+      default:
+        box.post_input(x.data(), kN);
+        while (n_prepared != i + 1) std::this_thread::yield();
+        box.post_neurons(listed, values.data());
+        break;
+    }
+    box.collect(x.data(), kN);
+    for (int c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(3 * i + 1)) << c;
+  }
+  cpu.join();
+}
+
 // In the place of a device that tells of neurons by marks.
 class MarkingMailbox : public HostMailbox {
  public:
   using HostMailbox::HostMailbox;
   // Posts x [n] and the ids, of which none is below `first` nor above first + 32 n_words: half of the words before the
-  // flag, half after it, in random order.
-  void post_marked(const std::vector<float>& x, const std::vector<int32_t>& ids, MailboxMarks marks,
-                   std::mt19937& rng) {
+  // flag, half after it, in random order. `after_flag` is called between the two.
+  void post_marked(
+      const std::vector<float>& x, const std::vector<int32_t>& ids, MailboxMarks marks, std::mt19937& rng,
+      FunctionRef<void()> after_flag = [] {}) {
     ++number_;
     std::copy(x.begin(), x.end(), request_);
     std::vector<uint64_t> words(static_cast<size_t>(marks.n_words), number_);
@@ -64,11 +121,13 @@ class MarkingMailbox : public HostMailbox {
     std::vector<size_t> order(words.size());
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (i == order.size() / 2) raise(marks);
-      marks_[order[i]].store(words[order[i]], std::memory_order_relaxed);
-    }
-    if (order.empty()) raise(marks);
+    const auto put = [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) marks_[order[i]].store(words[order[i]], std::memory_order_relaxed);
+    };
+    put(0, order.size() / 2);
+    raise(marks);
+    after_flag();
+    put(order.size() / 2, order.size());
   }
   void wait_answer() const {
     while (flags_->answered.value.load(std::memory_order_acquire) != number_) std::this_thread::yield();
@@ -98,9 +157,12 @@ TEST(Mailbox, NeuronsAsMarksComeInAnyOrder) {
       if (h.ids.size() < kMaxIds && (density == 2 || (density == 1 && rng() % 8 == 0))) h.ids.push_back(id);
     }
   }
+  std::atomic<int> n_inputs = 0;
   std::thread cpu([&] {
     for (int i = 0; i < kHandOffs; ++i) {
-      const MailboxRequest r = box.wait_request();
+      EXPECT_EQ(box.wait_input()[2], static_cast<float>(i));
+      n_inputs = i + 1;
+      const MailboxRequest r = box.wait_neurons();
       EXPECT_EQ(std::vector<int32_t>(r.ids, r.ids + *r.n_ids), all[static_cast<size_t>(i)].ids) << i;
       EXPECT_EQ(r.x[2], static_cast<float>(i));
       box.answer();
@@ -108,7 +170,11 @@ TEST(Mailbox, NeuronsAsMarksComeInAnyOrder) {
   });
   for (int i = 0; i < kHandOffs; ++i) {
     const HandOff& h = all[static_cast<size_t>(i)];
-    box.post_marked(std::vector<float>(3, static_cast<float>(i)), h.ids, h.marks, rng);
+    // The flag alone says that the vector is there; of half of the hand-offs, words come only then.
+    const auto when_seen = [&] {
+      while (i % 2 == 0 && n_inputs != i + 1) std::this_thread::yield();
+    };
+    box.post_marked(std::vector<float>(3, static_cast<float>(i)), h.ids, h.marks, rng, when_seen);
     box.wait_answer();
   }
   cpu.join();
@@ -129,7 +195,8 @@ TEST(Mailbox, MarksThatNeverComeAreAnError) {
   } silent(1, 64);
   silent.set_patience(std::chrono::milliseconds{50});
   silent.announce();
-  EXPECT_THROW(silent.wait_request(), Error);
+  EXPECT_NO_THROW(silent.wait_input());
+  EXPECT_THROW(silent.wait_neurons(), Error);
   EXPECT_EQ(silent.failure(), MailboxFailure::device_silent);
 }
 
@@ -153,6 +220,25 @@ TEST(Mailbox, NeitherSideWaitsForOneThatIsGone) {
   EXPECT_TRUE(box.failed());
   EXPECT_THROW(box.collect(&x, 1), MailboxAbandoned);
   EXPECT_THROW(box.wait_request(), MailboxAbandoned);
+}
+
+TEST(Mailbox, AListThatNeverComesIsAnError) {
+  const float x = 1;
+  for (const bool abandoned : {false, true}) {
+    HostMailbox box(1, 1);
+    box.set_patience(std::chrono::milliseconds{50});
+    box.post_input(&x, 1);
+    EXPECT_EQ(*box.wait_input(), 1);
+    if (abandoned) {
+      box.abandon();
+      EXPECT_THROW(box.wait_neurons(), MailboxAbandoned);
+    } else {
+      EXPECT_EQ(error_of([&] { box.wait_neurons(); }),
+                "the device has not asked for its next layer in 0.05 s; it may have stopped");
+      EXPECT_EQ(box.failure(), MailboxFailure::device_silent);
+    }
+    EXPECT_THROW(box.wait_input(), Error);
+  }
 }
 
 TEST(Mailbox, SilenceIsAnErrorAfterTheStatedTime) {

@@ -120,16 +120,18 @@ inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, i
   std::vector<float> h(kHybridEmbd);
   for (int i = 0; i < n_steps; ++i) {
     const HybridStep step(i);
-    const MailboxRequest request = box.wait_request();
+    const float* x = box.wait_input();
+    std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
+    MailboxRequest request;
     SparseArgs sparse;
     if (step.by == FoundBy::cpu) {
-      host.norm(layer.norm(), request.x, 1, {h.data(), nullptr});
+      host.norm(layer.norm(), x, 1, {h.data(), nullptr});
     } else {
-      std::copy_n(request.x, kHybridEmbd, h.begin());
+      std::copy_n(x, kHybridEmbd, h.begin());
+      request = box.wait_neurons();
       sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
       if (step.by == FoundBy::gates) sparse.gate_values = request.values;
     }
-    std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
     const FfnShard cold = layer.shard(step.n_hot, kHybridNeurons - step.n_hot);
     if (cold.n() > 0) host.ffn_sparse(cold, sparse, {h.data(), nullptr}, {}, box.answer_buffer());
     box.answer();
