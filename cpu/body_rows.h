@@ -114,30 +114,19 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 // The bits are compared as integers, where infinities and NaN are the largest of all: a block that holds one gets d =
 // NaN.
 void quantize_block(const float* x, int8_t* q, float* d, int32_t* offset, int32_t* total) {
-  uint32_t amax_bits = 0;
-  for (int i = 0; i < kBlock; ++i) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, x + i, sizeof bits);
-    bits &= 0x7FFFFFFFu;
-    amax_bits = bits > amax_bits ? bits : amax_bits;
-  }
+  const uint32_t amax_bits = largest_magnitude(x);
   float amax;
   __builtin_memcpy(&amax, &amax_bits, sizeof amax);
   const bool finite = amax_bits < 0x7F800000u;
   *d = finite ? amax / 127.0f : __builtin_nanf("");
   const float inverse = finite && amax > 0.0f ? 127.0f / amax : 0.0f;
   const F low = set1(-127.0f), high = set1(127.0f);
-  float rounded[kBlock];
-  for (int i = 0; i < kBlock; i += kW) {
-    store(rounded + i, finite ? min(high, max(low, round(mul(load(x + i), set1(inverse))))) : zero());
+  F rounded[kBlockVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kBlockVectors; ++i) {
+    rounded[i] = finite ? min(high, max(low, round(mul(load(x + i * kW), set1(inverse))))) : zero();
   }
-  for (int i = 0; i < kBlock; ++i) q[i] = static_cast<int8_t>(static_cast<int32_t>(rounded[i]));
-  int32_t all = 0;
-  for (int j = 0; j < 8; ++j) {
-    offset[j] = -8 * (q[4 * j] + q[4 * j + 1] + q[4 * j + 2] + q[4 * j + 3]);
-    all += offset[j];
-  }
-  *total = all;
+  *total = store_q8(rounded, q, offset);
 }
 
 void quantize(const float* x, int64_t n, void* out) {

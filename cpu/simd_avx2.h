@@ -132,6 +132,36 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[4]) {
   }
 }
 
+HEARTH_SIMD uint32_t largest_magnitude(const float* x) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+  __m256i m = _mm256_setzero_si256();
+  for (int i = 0; i < kBlock; i += kW) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    m = _mm256_max_epu32(m, _mm256_and_si256(bits, magnitude));
+  }
+  __m128i s = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  s = _mm_max_epu32(s, _mm_shuffle_epi32(s, 0x4E));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(s, _mm_shuffle_epi32(s, 0xB1))));
+}
+HEARTH_SIMD int32_t sum_i32(__m256i a) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+HEARTH_SIMD int32_t store_q8(const F v[4], int8_t* q, int32_t* offset) {
+  // The lowest byte of each, as a conversion to int8_t takes it, so that nothing saturates.
+  const auto byte = [](F a) { return _mm256_and_si256(_mm256_cvtps_epi32(a), _mm256_set1_epi32(255)); };
+  const __m256i low = _mm256_packs_epi32(byte(v[0]), byte(v[1])), high = _mm256_packs_epi32(byte(v[2]), byte(v[3]));
+  // Packing works on halves of registers: groups of four come as 0 2 4 6 1 3 5 7.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+  const __m256i eights = _mm256_maddubs_epi16(_mm256_set1_epi8(8), bytes);
+  const __m256i offsets = _mm256_madd_epi16(eights, _mm256_set1_epi16(-1));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(offset), offsets);
+  return sum_i32(offsets);
+}
+
 using F8 = __m256;
 HEARTH_SIMD F8 zero8() {
   return zero();

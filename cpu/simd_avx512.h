@@ -128,6 +128,26 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[2]) {
   out[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
 }
 
+HEARTH_SIMD uint32_t largest_magnitude(const float* x) {
+  const __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7FFFFFFF));
+  const __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + kW), _mm512_set1_epi32(0x7FFFFFFF));
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
+}
+HEARTH_SIMD int32_t sum_i32(__m256i a) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+HEARTH_SIMD int32_t store_q8(const F v[2], int8_t* q, int32_t* offset) {
+  const __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v[0]));
+  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v[1])), low);
+  const __m256i eights = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(8), bytes);
+  const __m256i offsets = _mm256_sub_epi32(_mm256_setzero_si256(), eights);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(offset), offsets);
+  return sum_i32(offsets);
+}
+
 // Eight partial sums of a block's products, as floats.
 using F8 = __m256;
 HEARTH_SIMD F8 zero8() {

@@ -129,6 +129,29 @@ HEARTH_SIMD void widen_q4_0(const uint8_t* q, F out[8]) {
   }
 }
 
+// The bits of the largest |x| of a block.
+HEARTH_SIMD uint32_t largest_magnitude(const float* x) {
+  uint32_t largest = 0;
+  for (int i = 0; i < kBlock; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+// A block of integers in [-127, 127] as q and Q8Row::offset; returns Q8Row::total.
+HEARTH_SIMD int32_t store_q8(const F v[8], int8_t* q, int32_t* offset) {
+  int32_t total = 0;
+  for (int j = 0; j < 8; ++j) {
+    offset[j] = 0;
+    for (int i = 0; i < 4; ++i) {
+      q[4 * j + i] = static_cast<int8_t>(static_cast<int32_t>(v[j].v[i]));
+      offset[j] -= 8 * q[4 * j + i];
+    }
+    total += offset[j];
+  }
+  return total;
+}
+
 // The sum of a block's products, exact, in one or more float lanes.
 using F8 = float;
 HEARTH_SIMD F8 zero8() {

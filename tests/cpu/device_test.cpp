@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <random>
 
 #include "cpu/cpu.h"
 #include "cpu/device_case.h"
@@ -359,6 +360,29 @@ TEST(Device, NonFiniteActivationsShow) {
       device->matmul({&part, 1}, act, 1);
       for (const float v : y) EXPECT_TRUE(std::isnan(v)) << device->name() << " hides " << bad;
     }
+  }
+}
+
+// Whatever a block holds: ordinary numbers, zeros, numbers whose scale is not representable, infinities, NaN.
+TEST(Device, QuantizedActivationsHaveTheSameBitsOnEveryInstructionSet) {
+  constexpr int64_t kN = 40 * 32 - 6;
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(kN);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t block = i / 32;
+    const float scale = block % 4 == 0 ? 0.0f : block % 4 == 1 ? 1e-39f * static_cast<float>(block) : 1.0f;
+    x[i] = i % 5 == 0 ? 0.0f : scale * normal(rng);
+  }
+  x[3 * 32 + 7] = INFINITY, x[7 * 32] = -INFINITY, x[11 * 32 + 31] = std::nanf(""), x[15 * 32] = -std::nanf("");
+  ThreadTeam team(1);
+  std::vector<std::byte> first;
+  for (const cpu::Isa isa : cpu::available_isas()) {
+    const auto device = cpu::make_device(team, isa);
+    std::vector<std::byte> q8(device->q8_bytes(kN));
+    device->quantize({x.data(), q8.data()}, 1, kN);
+    if (first.empty()) first = q8;
+    EXPECT_EQ(q8, first) << device->name();
   }
 }
 
