@@ -87,8 +87,9 @@ class CpuDevice final : public HostDevice {
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
   // Moves the finds of all pieces together; returns their number.
   static int64_t join_pieces(const Candidates& c);
-  // Partial sums of values[i] down_t[ids[i]], i < n, in lanes_: elements [begin, end) of its [kSparseLanes][n_embd].
-  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t begin, int64_t end) const;
+  // Adds values[i] down_t[ids[i]], i < n, to `sums` [n_lanes][n_embd], elements [begin, end) of it.
+  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
+                float* sums) const;
   // y += the candidates' sum; returns how many are active.
   int64_t ffn_candidates(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, Vector y_bias,
                          float* y);

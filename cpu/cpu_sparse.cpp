@@ -1,7 +1,7 @@
 // The gate-first sparse feed-forward network of one token, in one dispatch of the team: the neurons (rows of gate and
-// up), then the down projection in a few partial sums of neurons by parts of their columns, then those sums. What is
-// summed in which order depends on the list of active neurons alone, so the rest is cut as the number of threads
-// suggests.
+// up), then the down projection by parts of its columns, of a long list in a few partial sums of neurons, then those
+// sums. What is summed in which order depends on the list of active neurons alone, so the rest is cut as the number of
+// threads suggests.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -84,15 +84,14 @@ int64_t CpuDevice::join_pieces(const Candidates& c) {
   return n;
 }
 
-void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t begin, int64_t end) const {
+void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
+                         float* sums) const {
   const Matrix& w = s.down_t;
   while (begin < end) {  // a share of the columns may end in the next lane
     const int64_t lane = begin / w.cols, column = begin % w.cols, n_columns = std::min(end - begin, w.cols - column);
-    const int64_t first = lane * n / kSparseLanes, rows = (lane + 1) * n / kSparseLanes - first;
+    const int64_t first = lane * n / n_lanes, rows = (lane + 1) * n / n_lanes - first;
     const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), c.ids + first, rows};
-    float* sum = lanes_.as<float>() + begin;
-    std::memset(sum, 0, static_cast<size_t>(n_columns) * sizeof(float));
-    k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sum);
+    k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sums + begin);
     begin += n_columns;
   }
 }
@@ -116,28 +115,33 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
 int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
                                   Vector y_bias, float* y) {
   const int64_t n_embd = s.down_t.cols, threads = team_.size();
-  const float* sums = scratch(lanes_, kSparseLanes * n_embd);
+  float* sums = scratch(lanes_, kSparseLanes * n_embd);
+  int64_t n_active = 0, n_summed = 0, n_lanes = 0, n_shares = 0;
   // The blocks of all lanes, lane after lane, are shared out evenly, be the number of threads odd or even.
-  const int64_t blocks = n_blocks(n_embd), shares = std::min(threads, kSparseLanes * blocks);
+  const int64_t blocks = n_blocks(n_embd);
   const auto share_begin = [&](int64_t share) {
-    const int64_t block = share * kSparseLanes * blocks / shares;
+    const int64_t block = share * n_lanes * blocks / n_shares;
     return block / blocks * n_embd + block % blocks * kBlock;
   };
-  int64_t n_active = 0, n_summed = 0;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
   };
   const auto down = [&](int64_t share, int64_t, int) {
-    add_down(s, c, n_summed, share_begin(share), share_begin(share + 1));
+    const int64_t begin = share_begin(share), end = share_begin(share + 1);
+    if (n_lanes > 1) {
+      std::memset(sums + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
+      return add_down(s, c, n_summed, n_lanes, begin, end, sums);
+    }
+    if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
+    add_down(s, c, n_summed, 1, begin, end, y);
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
-    if (n_summed == 0) return;
-    for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
+    for (int64_t lane = 0; lane < n_lanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
   };
   const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
-  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find}, {shares, 1, down}, {n_embd, columns, sum}};
+  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find}, {0, 1, down}, {n_embd, columns, sum}};
   team_.for_rounds(rounds, [&](size_t finished) {
     if (finished > 0) return;
     n_active = join_pieces(c);
@@ -146,7 +150,9 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
       c.ids[n_summed] = c.ids[i], c.values[n_summed] = c.values[i];
       n_summed += c.values[i] != 0.0f ? 1 : 0;  // dReLU: of the others, down is not read either
     }
-    if (n_summed == 0) rounds[1].n = 0;
+    n_lanes = n_summed <= kOneLaneNeurons ? 1 : kSparseLanes;
+    n_shares = rounds[1].n = std::min(threads, n_lanes * blocks);
+    if (n_lanes == 1) rounds[2].n = 0;
   });
   return n_active;
 }

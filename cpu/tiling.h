@@ -42,9 +42,11 @@ constexpr int64_t kSelectPieces = 4;
 constexpr int64_t kSelectRows = 64;
 // Partial sums of the down projection, which the threads share out by columns. With one there is nothing to add up, but
 // 16 threads read rows in parts of 512 bytes; with many, each thread reads long parts, but the sums travel between
-// cores. A list of 130 rows of 8 KiB on 14 threads, and their sums: 12.3 us with 2, 13 with 1, 16.5 with 8; of 1210 on
-// 16 threads: 76 us, 95, 75.
+// cores. A list of 130 rows of 8 KiB on 14 threads, and a round for their sums: 12.3 us with 2, 13 with 1, 16.5 with 8;
+// of 1210 on 16 threads: 76 us, 95, 75. Up to so many neurons, the round for sums, which takes 2.4 us, is worth more
+// than what two lanes gain.
 constexpr int64_t kSparseLanes = 2;
+constexpr int64_t kOneLaneNeurons = 256;
 static_assert(kSparseLanes <= kLanes);
 
 // Sign bits of a predictor: neurons of one piece.

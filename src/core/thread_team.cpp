@@ -122,6 +122,7 @@ struct ThreadTeam::State {
   Counter done[kMostRounds];  // its finished pieces
   // The round that has begun last: kMostRounds times the job's number, plus the round's.
   alignas(kLine) std::atomic<uint32_t> opened{0};
+  std::atomic<size_t> n_rounds{0};  // of the job, up to the last one that has pieces, as far as is known
   bool pin = false;
   alignas(kLine) std::atomic<int> arrived{0};
   std::vector<Slot> slots;
@@ -249,22 +250,38 @@ void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, 
   share([&](int thread) { run_round(round, 0, thread); });
 }
 
+namespace {
+
+// The number of rounds up to the last one that has pieces.
+size_t used_rounds(std::span<const ThreadTeam::Round> rounds) {
+  while (!rounds.empty() && rounds.back().pieces() == 0) rounds = rounds.first(rounds.size() - 1);
+  return rounds.size();
+}
+
+}  // namespace
+
 void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t)> between) {
   HEARTH_CHECK(rounds.size() <= kMostRounds, "{} rounds", rounds.size());
   if (size_ == 1) {
-    for (size_t i = 0; i < rounds.size(); ++i) {
+    size_t n_rounds = rounds.size();
+    for (size_t i = 0; i < n_rounds; ++i) {
       for_chunks(rounds[i].n, rounds[i].grain, rounds[i].work);
-      if (i + 1 < rounds.size()) between(i);
+      if (i + 1 == n_rounds) return;
+      between(i);
+      n_rounds = used_rounds(rounds);
     }
     return;
   }
   State& s = *state_;
+  s.n_rounds.store(rounds.size(), std::memory_order_relaxed);
   share([&](int thread) {
     constexpr auto kRounds = static_cast<uint32_t>(kMostRounds);
     const uint32_t first = s.epoch.load(std::memory_order_relaxed) * kRounds;
-    for (uint32_t i = 0; i < rounds.size(); ++i) {
+    // Whoever has a part in a round sees what was decided before the round began; the others may see more, which ends
+    // the dispatch for them as it does for all.
+    for (uint32_t i = 0; i < s.n_rounds.load(std::memory_order_relaxed); ++i) {
       const int64_t done = run_round(rounds[i], i, thread);
-      if (i + 1 == rounds.size()) return;
+      if (i + 1 >= s.n_rounds.load(std::memory_order_relaxed)) return;
       // An empty round has no last piece: the caller ends it.
       const int64_t pieces = rounds[i].pieces();
       const bool last = pieces == 0
@@ -272,6 +289,7 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
                             : done > 0 && s.done[i].value.fetch_add(done, std::memory_order_acq_rel) + done == pieces;
       if (last) {
         between(i);
+        s.n_rounds.store(used_rounds(rounds), std::memory_order_relaxed);
         s.opened.store(first + i + 1, std::memory_order_release);
       } else {
         // Others may have opened rounds beyond the next by the time that this thread looks.

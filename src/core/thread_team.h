@@ -72,8 +72,9 @@ class ThreadTeam {
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
 
   // The same for several rounds, kMostRounds at most, in one dispatch. When the pieces of round i are all done, one
-  // thread calls between(i), which may also change n and grain of later rounds; then the next begins. What was written
-  // before is visible to whatever comes after.
+  // thread calls between(i), which may also change n and grain of later rounds; then the next begins, or, when none of
+  // the later ones has any pieces by then, the dispatch ends. What was written before is visible to whatever comes
+  // after.
   static constexpr size_t kMostRounds = 3;
   void for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t finished)> between);
 

@@ -82,6 +82,31 @@ TEST(ThreadTeam, ARoundSeesAllOfThoseBefore) {
   }
 }
 
+// Rounds without pieces at the end cost nothing, not even the call before them, whether that is known from the start or
+// found out on the way.
+TEST(ThreadTeam, ADispatchEndsWithTheLastRoundThatHasPieces) {
+  for (const int n : {1, 2, 3, 7}) {
+    ThreadTeam team(n);
+    for (int i = 0; i < 1000; ++i) {
+      const int64_t second = i % 3 == 0 ? 0 : 9, third = i % 2 == 0 ? 0 : 9;
+      std::array<std::atomic<int>, 3> pieces{};
+      size_t calls = 0;
+      const auto first_work = [&](int64_t, int64_t, int) { ++pieces[0]; };
+      const auto second_work = [&](int64_t, int64_t, int) { ++pieces[1]; };
+      const auto third_work = [&](int64_t, int64_t, int) { ++pieces[2]; };
+      ThreadTeam::Round rounds[] = {{9, 2, first_work}, {1, 1, second_work}, {1, 1, third_work}};
+      team.for_rounds(rounds, [&](size_t finished) {
+        EXPECT_EQ(finished, calls++);
+        if (finished == 0) rounds[1].n = second, rounds[2].n = third;
+      });
+      ASSERT_EQ(calls, third > 0 ? 2u : 1u);
+      ASSERT_EQ(pieces[0], 5);
+      ASSERT_EQ(pieces[1], second);
+      ASSERT_EQ(pieces[2], third);
+    }
+  }
+}
+
 TEST(ThreadTeam, WorksPinnedAndWithoutSpinning) {
   ThreadTeam team(2, {.pin = true, .spin = std::chrono::microseconds(0)});
   std::atomic<int> calls = 0;
