@@ -4,12 +4,23 @@
 // threads suggests.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
 
 namespace hearth::cpu {
+namespace {
+
+// Asks for `bytes` from `begin` on to come to the second-level cache.
+void prefetch(const std::byte* begin, size_t bytes) {
+  constexpr size_t kLine = 64;
+  const size_t skew = reinterpret_cast<uintptr_t>(begin) % kLine;
+  for (size_t i = 0; i < skew + bytes; i += kLine) __builtin_prefetch(begin - skew + i, 0, 2);
+}
+
+}  // namespace
 
 CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed) const {
   const int64_t threads = team_.size();
@@ -116,19 +127,29 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
                                   Vector y_bias, float* y) {
   const int64_t n_embd = s.down_t.cols, threads = team_.size();
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
-  int64_t n_active = 0, n_summed = 0, n_lanes = 0, n_shares = 0;
+  int64_t n_active = 0, n_summed = 0, n_lanes = 0;
   // The blocks of all lanes, lane after lane, are shared out evenly, be the number of threads odd or even.
   const int64_t blocks = n_blocks(n_embd);
-  const auto share_begin = [&](int64_t share) {
-    const int64_t block = share * n_lanes * blocks / n_shares;
+  const auto n_shares = [&](int64_t lanes) { return std::min(threads, lanes * blocks); };
+  const auto share_begin = [&](int64_t lanes, int64_t share) {
+    const int64_t block = share * lanes * blocks / n_shares(lanes);
     return block / blocks * n_embd + block % blocks * kBlock;
   };
   const auto find = [&](int64_t piece, int64_t, int thread) {
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
   };
+  // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
+  const bool knows_down = c.listed != nullptr && c.n <= kOneLaneNeurons;
+  const auto fetch_down = [&](int thread, int64_t step) {
+    if (!knows_down || step >= c.n || thread >= n_shares(1)) return false;
+    const size_t begin = row_bytes(s.down_t.type, share_begin(1, thread));
+    const size_t end = row_bytes(s.down_t.type, share_begin(1, thread + 1));
+    prefetch(static_cast<const std::byte*>(s.down_t.row(c.listed[step])) + begin, end - begin);
+    return true;
+  };
   const auto down = [&](int64_t share, int64_t, int) {
-    const int64_t begin = share_begin(share), end = share_begin(share + 1);
+    const int64_t begin = share_begin(n_lanes, share), end = share_begin(n_lanes, share + 1);
     if (n_lanes > 1) {
       std::memset(sums + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
       return add_down(s, c, n_summed, n_lanes, begin, end, sums);
@@ -141,7 +162,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     for (int64_t lane = 0; lane < n_lanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
   };
   const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
-  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find}, {0, 1, down}, {n_embd, columns, sum}};
+  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down}, {0, 1, down}, {n_embd, columns, sum}};
   team_.for_rounds(rounds, [&](size_t finished) {
     if (finished > 0) return;
     n_active = join_pieces(c);
@@ -151,7 +172,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
       n_summed += c.values[i] != 0.0f ? 1 : 0;  // dReLU: of the others, down is not read either
     }
     n_lanes = n_summed <= kOneLaneNeurons ? 1 : kSparseLanes;
-    n_shares = rounds[1].n = std::min(threads, n_lanes * blocks);
+    rounds[1].n = n_shares(n_lanes);
     if (n_lanes == 1) rounds[2].n = 0;
   });
   return n_active;

@@ -292,9 +292,13 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
         s.n_rounds.store(used_rounds(rounds), std::memory_order_relaxed);
         s.opened.store(first + i + 1, std::memory_order_release);
       } else {
-        // Others may have opened rounds beyond the next by the time that this thread looks.
+        bool idle = false;
+        int64_t step = 0;
         spin_until(s.spin.count() == 0, [&] {
-          return static_cast<int32_t>(s.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0;
+          // Others may have opened rounds beyond the next by the time that this thread looks.
+          if (static_cast<int32_t>(s.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0) return true;
+          idle = idle || !rounds[i].meanwhile(thread, step++);
+          return false;
         });
       }
     }

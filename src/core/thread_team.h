@@ -49,10 +49,15 @@ struct ThreadTeamOptions {
 
 class ThreadTeam {
  public:
+  static constexpr auto kNothing = [](int /*thread*/, int64_t /*step*/) { return false; };
   // Consecutive pieces of [0, n) of at most `grain`, each for one call of work(begin, end, thread).
   struct Round {
     int64_t n = 0, grain = 1;
     FunctionRef<void(int64_t begin, int64_t end, int thread)> work;
+    // What a thread does that waits for this round's last pieces: calls with step 0, 1, ... until one returns false or
+    // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
+    // round.
+    FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;
     int64_t pieces() const { return (n + grain - 1) / grain; }
   };
 
@@ -65,7 +70,7 @@ class ThreadTeam {
   int size() const { return size_; }
 
   // Calls work(begin, end, thread) over consecutive pieces of [0, n) of at most `grain`, on the caller (thread 0) and
-  // the members that are awake, thread in [0, size()): to each its first piece, the others to whoever comes first.
+  // the members that are awake, thread in [0, size()): piece t to thread t, later ones to whoever comes first.
   // Returns when all pieces are done, and everything they wrote is visible to the caller; a member that has not got a
   // core by then is not waited for. The pieces depend on n and grain only, never on the number of threads or on timing.
   // One caller at a time, not reentrant; `work` must not throw.

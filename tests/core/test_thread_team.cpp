@@ -107,6 +107,34 @@ TEST(ThreadTeam, ADispatchEndsWithTheLastRoundThatHasPieces) {
   }
 }
 
+// Threads that wait for a round's last piece are called meanwhile, one call after the other, as long as they like it.
+TEST(ThreadTeam, WaitingThreadsDoSomethingMeanwhile) {
+  constexpr int kThreads = 3;
+  ThreadTeam team(kThreads);
+  for (const int64_t n_steps : {0, 1, 5}) {
+    std::array<int64_t, kThreads> steps{};  // not atomic: each is its thread's, and then the caller's
+    std::atomic<int> n_waiting = 0, n_done = 0;
+    const auto wait_for_the_others = [&](int64_t piece, int64_t, int) {
+      if (piece > 0) return;
+      // The other threads can only wait now; a member that has no core by then is left out, and never does.
+      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (n_waiting < kThreads - 1 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    };
+    const auto meanwhile = [&](int thread, int64_t step) {
+      int64_t& mine = steps[static_cast<size_t>(thread)];
+      EXPECT_EQ(step, mine) << "called out of turn, or after it had enough";
+      mine = step < n_steps ? step + 1 : -1;
+      n_waiting += step < n_steps ? 0 : 1;
+      return step < n_steps;
+    };
+    const auto second = [&](int64_t, int64_t, int) { ++n_done; };
+    const ThreadTeam::Round rounds[] = {{kThreads, 1, wait_for_the_others, meanwhile}, {kThreads, 1, second}};
+    team.for_rounds(rounds, [](size_t) {});
+    EXPECT_EQ(n_done, kThreads);
+    EXPECT_EQ(n_waiting, kThreads - 1);
+  }
+}
+
 TEST(ThreadTeam, WorksPinnedAndWithoutSpinning) {
   ThreadTeam team(2, {.pin = true, .spin = std::chrono::microseconds(0)});
   std::atomic<int> calls = 0;
