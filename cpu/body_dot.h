@@ -154,6 +154,9 @@ HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_
   const Ahead later{rows, then};
   const auto row_bytes = static_cast<int64_t>(rows.row_bytes);
   const int64_t distance = pieces_ahead(row_bytes);
+  for (int64_t r = 0; rows.ids != nullptr && r < (rows.n < distance ? rows.n : distance); ++r) {
+    prefetch(row_address(rows, r), 0, row_bytes);  // the first of a list are nobody's next
+  }
   for (int64_t r = 0; r < rows.n; ++r) {
     const uint8_t* row = row_address(rows, r);
     const uint8_t* ahead = nullptr;

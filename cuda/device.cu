@@ -446,7 +446,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   if (args.n_linked > 0) lists.n_linked = static_cast<int>(args.n_linked), lists.linked = args.linked;
   if (predict_fits(p)) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
-    const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1.cols, {&output, 1}) : std::nullopt;
+    const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
     return cuda::predict(gpu_, p, in, norm ? &*norm : nullptr, lists, scratch_.up);
   }
   Act h = in;
@@ -488,7 +488,9 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
     NeuronLists lists = neuron_lists(s.n(), s.n_whole(), sparse.hand_off);
     lists.first = {scratch_.ids, scratch_.count}, lists.first_ids_copy = sparse.active_ids;
     if (lists.posts()) lists.values = scratch_.gate;
-    ffn_gates(gpu_, s, sparse.threshold, in, scratch_.gate, lists);
+    const OpQueue::Output output{scratch_.gate, s.n()};
+    const auto norm = gpu_.take_norm(in, s.gate, {&output, 1});
+    ffn_gates(gpu_, s, sparse.threshold, in, norm ? &*norm : nullptr, scratch_.gate, lists);
     list.ids = scratch_.ids, list.count = scratch_.count, list.values = scratch_.gate;
   } else if (sparse.active_ids != nullptr) {
     list.gate_out = scratch_.gate;
@@ -497,7 +499,7 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
   list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;
   list.next = sparse.next;
-  ffn_list(gpu_, s, list, in, y_bias, y);
+  gpu_.make(y, s.down_t.cols, ffn_list(gpu_, s, list, in, y_bias, y));
   if (list.gate_out != nullptr) {
     list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});
   }

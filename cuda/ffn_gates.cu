@@ -1,5 +1,6 @@
 // The gates of all neurons of a layer, and the list of those that fire: exact selection.
 #include "cuda/activation.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/row_dots.cuh"
 #include "cuda/sparse.cuh"
 
@@ -14,10 +15,25 @@ struct GateArgs {
   Matrix gate;
   NeuronArgs neuron;
   Act in;
+  InputNorm norm;
   float threshold;
   float* value;  // [n]
   NeuronLists lists;
 };
+
+// The whole result of the norm, in a launch with a hand-off: the messenger, which has the time, writes it before it
+// hands it over, instead of the blocks that read gates.
+__device__ __forceinline__ void write_norm(const InputNorm& norm) {
+  __shared__ float shared[kWarp];
+  const float* squares = norm.unscaled.squares;
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < (squares != nullptr ? norm.n / 32 : norm.n); i += kThreads) {
+    const float v = __ldcg((squares != nullptr ? squares : norm.x) + i);
+    sum += squares != nullptr ? v : v * v;
+  }
+  store_norm(norm, norm.scale(block_sum(sum, shared)), static_cast<int>(threadIdx.x) / kWarp, kMatvecWarps);
+  __syncthreads();
+}
 
 template <DType D>
 __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant__ GateArgs a) {
@@ -27,6 +43,7 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
   const int block = worker(a.lists);
   if (is_messenger(a.lists)) {
     grid_wait();
+    if (a.norm.x != nullptr) write_norm(a.norm);
     post_input(a.lists);
   } else {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -37,9 +54,11 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
     dots.live = first < n;
     dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
     dots.start();
+    dots.start_norm(a.norm, shared);
     if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;
     grid_wait();
-    dots.run(input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
+    dots.run(a.norm, input_row<D>(a.in, 0, cols), shared,
+             !a.lists.posts());  // its barriers also order the zeros before the values
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) {
       const int k = base + r;
@@ -64,9 +83,10 @@ bool ffn_gates_fit(const Matrix& gate) {
   return fits && gate.rows >= kPerWarp;
 }
 
-void ffn_gates(const Gpu& gpu, const FfnShard& s, float threshold, Act in, float* value, const NeuronLists& lists) {
+void ffn_gates(const Gpu& gpu, const FfnShard& s, float threshold, Act in, const InputNorm* norm, float* value,
+               const NeuronLists& lists) {
   HEARTH_CHECK(ffn_gates_fit(s.gate));
-  const GateArgs args{s.gate, neuron_args(s), in, threshold, value, lists};
+  const GateArgs args{s.gate, neuron_args(s), in, norm != nullptr ? *norm : InputNorm{}, threshold, value, lists};
   with_format(s.gate.type, [&]<DType D>() {
     launch(gpu, gate_kernel<D>, grid_size(ceil_div(s.n(), 32) + (lists.posts() ? 1 : 0)), kThreads,
            std::max(stage_bytes<D>(s.gate.cols), kListSharedBytes), args);

@@ -12,6 +12,7 @@
 #include "cuda/layout.h"
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -287,16 +288,22 @@ struct MergeArgs {
   int32_t* n_active;            // of the others, or null
   int32_t* n_linked_active;     // of those, or null
   AnswerSource answer;          // answer null: none
+  OutputNorm next;
 };
 
 // 128 columns a block. The last warp waits for the CPU while the others add, and finishes.
 __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const __grid_constant__ MergeArgs a) {
   __shared__ float sums[kMergeWarps][kVec][kWarp];
   grid_trigger();
-  grid_wait();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int c = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVec;
   const bool live = c < a.n;
+  float weight[kVec] = {};  // of the norm to come
+  if (warp == kMergeWarps && live && a.next.weight != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) weight[i] = a.next.weight[c + i];
+  }
+  grid_wait();
   if (warp < kMergeWarps) {
     float sum[kVec] = {};
     constexpr int kTogether = 10;  // loads in flight: all, for up to 160 blocks
@@ -346,6 +353,21 @@ __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const 
     y[i] += i == 0 ? answer.x : i == 1 ? answer.y : i == 2 ? answer.z : answer.w;
     if (live) a.y[c + i] = y[i];
   }
+  if (a.next.weight == nullptr) return;
+  // Half of the norm of y: the lane's columns are a quad of a block of 32 that eight lanes have.
+  float weighted[1][kVec], squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) weighted[0][i] = y[i] * weight[i], squares = fmaf(y[i], y[i], squares);
+  Q8Quad q[1];
+  quantize_quads<1, true>(weighted, q);
+#pragma unroll
+  for (int o = 1; o < 8; o *= 2) squares += __shfl_xor_sync(kAllLanes, squares, o);
+  if (!live) return;
+  const int quad = c / kVec;
+  reinterpret_cast<unsigned*>(a.next.unscaled.q8)[quad] = q[0].word;
+  if (quad % 8 != 0) return;
+  reinterpret_cast<Q8Scale*>(a.next.unscaled.q8 + q8_quants_bytes(a.n))[quad / 8] = q[0].scale;
+  a.next.unscaled.squares[quad / 8] = squares;
 }
 
 // --- how it is launched ---
@@ -414,7 +436,7 @@ bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
   return with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& plan) { used = plan; });
 }
 
-void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, Vector y_bias, float* y) {
+Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, Vector y_bias, float* y) {
   const int64_t blocks = list_blocks(gpu), n = s.down_t.cols;
   auto* block_active = reinterpret_cast<int32_t*>(list.partial + blocks * n);
   ListKernelArgs args{};
@@ -446,7 +468,10 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
   merge.bias = y_bias.data, merge.y = y;
   merge.block_active = block_active, merge.n_active = list.n_active;
   if (list.answer != nullptr) merge.answer = *list.answer;
-  launch(gpu, merge_kernel, grid_size(ceil_div(n, kWarp * kVec)), (kMergeWarps + 1) * kWarp, 0, merge);
+  return [merge](const Gpu& on, const OutputNorm* half) mutable {
+    if (half != nullptr) merge.next = *half;
+    launch(on, merge_kernel, grid_size(ceil_div(merge.n, kWarp * kVec)), (kMergeWarps + 1) * kWarp, 0, merge);
+  };
 }
 
 }  // namespace hearth::cuda

@@ -1,5 +1,6 @@
 #pragma once
 // Launchers of all kernels. Each enqueues on gpu.stream and returns; shapes are as in core/device.h.
+#include <functional>
 #include <span>
 
 #include "core/device.h"
@@ -9,6 +10,8 @@ namespace hearth::cuda {
 
 struct InputNorm;  // staged_input.cuh
 struct OutputNorm;
+// Enqueues a kernel that makes a vector x of one token; if `half` is set, the kernel leaves half of that norm of x.
+using Maker = std::function<void(const Gpu& gpu, const OutputNorm* half)>;
 
 // --- matvec.cu: few tokens ---
 constexpr int kMaxParts = 4;

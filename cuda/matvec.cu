@@ -40,12 +40,14 @@ struct LeavesNorm {
   __device__ __forceinline__ void start() const {
     const int i = static_cast<int>(threadIdx.x) * 4;
     if (i < 32) copy_async<16>(shared_weight() + i, norm.weight + blockIdx.x * 32 + i);
+    end_copy_group();
   }
-  // Called by the whole block, a barrier after start()'s copies have arrived.
+  // Called by the whole block.
   __device__ __forceinline__ void store(float y) const {
     __shared__ float rows[32];
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (lane < kRows) rows[warp * kRows + lane] = y;
+    wait_copy_groups<0>();
     __syncthreads();
     if (warp != 0) return;
     const float v = rows[lane];
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   dots.start();
   dots.start_norm(a.norm, shared);
   const LeavesNorm<kRows> next{a.next, m.rows};
-  const bool leaves_norm = Format<D>::kQuantized && kRows * kWarps == 32 && a.next.weight != nullptr;
+  const bool leaves_norm = kRows * kWarps == 32 && a.next.weight != nullptr;
   if (leaves_norm) next.start();
   grid_wait();
   const int row = base + lane;
@@ -152,7 +154,7 @@ bool can_norm(const Matrix& w) {
 }
 
 bool can_leave_norm(const Gpu& gpu, const Matrix& w) {
-  return is_quantized(w.type) && can_norm(w) && w.rows % 32 == 0 && w.rows <= kMaxNormColumns &&
+  return can_norm(w) && w.rows % 32 == 0 && w.rows <= kMaxNormColumns &&
          matvec_shape(w.rows, w.rows, gpu.multiprocessors) != MatvecShape::few_rows;
 }
 

@@ -14,19 +14,25 @@ bool overlap(const float* a, int64_t n_a, const float* b, int64_t n_b) {
 
 }  // namespace
 
-void OpQueue::flush_product(const OutputNorm* next) {
-  if (!product_) return;
-  const Product p = *std::exchange(product_, std::nullopt);
-  cuda::matvec(gpu_, {&p.part, 1}, p.in, 1, nullptr, next);
+void OpQueue::flush_made(const OutputNorm* half) {
+  if (!made_) return;
+  const Made m = *std::exchange(made_, std::nullopt);
+  m.enqueue(gpu_, half);
 }
 
 void OpQueue::flush() {
-  flush_product();
+  flush_made();
   if (norm_) {
     const Norm n = *std::exchange(norm_, std::nullopt);
     cuda::norm(gpu_, n.args, n.x, 1, n.out);
   }
   if (rope_) cuda::rope_kv(gpu_, *std::exchange(rope_, std::nullopt), 1);
+}
+
+void OpQueue::make(const float* y, int64_t n, Maker enqueue) {
+  flush();
+  made_ = {y, n, std::move(enqueue)};
+  if (n % 32 != 0 || n > kMaxNormColumns) flush_made();  // no norm that it could leave
 }
 
 void OpQueue::matvec(std::span<const MatmulPart> parts, Act in, int64_t T) {
@@ -37,14 +43,16 @@ void OpQueue::matvec(std::span<const MatmulPart> parts, Act in, int64_t T) {
   flush();
   const bool can_wait = T == 1 && !norm && parts.size() == 1 && can_leave_norm(gpu_, parts[0].w);
   if (!can_wait) return cuda::matvec(gpu_, parts, in, T, norm ? &*norm : nullptr);
-  product_ = {parts[0], in};
+  make(parts[0].y, parts[0].w.rows, [part = parts[0], in](const Gpu& gpu, const OutputNorm* half) {
+    cuda::matvec(gpu, {&part, 1}, in, 1, nullptr, half);
+  });
 }
 
 void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
   const bool can_wait = T == 1 && a.kind == NormKind::rms && !a.bias && a.n % 32 == 0 && a.n <= kMaxNormColumns &&
                         !overlap(x, a.n, out.x, a.n);
-  const bool of_product = can_wait && product_ && !norm_ && product_->part.y == x && product_->part.w.rows == a.n;
-  if (!of_product) flush();
+  const bool of_made = can_wait && made_ && !norm_ && made_->y == x && made_->n == a.n;
+  if (!of_made) flush();
   if (!can_wait) return cuda::norm(gpu_, a, x, T, out);
   norm_ = {a, x, out};
 }
@@ -65,19 +73,20 @@ bool OpQueue::may_take_norm(Act in, int64_t n, std::span<const Output> outputs) 
 
 std::optional<InputNorm> OpQueue::take_norm(Act in, int64_t n, std::span<const Output> outputs) {
   if (!may_take_norm(in, n, outputs)) return std::nullopt;
-  flush_product();
+  flush_made();
   const Norm held = *std::exchange(norm_, std::nullopt);
   return InputNorm{held.x, held.args.weight.data, held.args.eps, static_cast<int>(n), held.out, {}};
 }
 
-std::optional<InputNorm> OpQueue::take_norm(Act in, const Matrix& w, std::span<const Output> outputs) {
+std::optional<InputNorm> OpQueue::take_norm(Act in, const Matrix& w, std::span<const Output> outputs, Reader reader) {
   if (!can_norm(w)) return std::nullopt;
-  if (!is_quantized(w.type)) return take_norm(in, w.cols, outputs);
+  if (!is_quantized(w.type) || (reader == Reader::any && !made_)) return take_norm(in, w.cols, outputs);
   int64_t rows = 0;
   for (const Output& o : outputs) rows += o.n;
-  if (!product_ || in.q8 == nullptr || rows < w.cols || !may_take_norm(in, w.cols, outputs)) return std::nullopt;
+  if (reader == Reader::product && (in.q8 == nullptr || rows < w.cols)) return std::nullopt;
+  if (!made_ || !may_take_norm(in, w.cols, outputs)) return std::nullopt;
   const OutputNorm half{norm_->args.weight.data, unscaled_};
-  flush_product(&half);
+  flush_made(&half);
   auto norm = take_norm(in, w.cols, outputs);
   norm->unscaled = unscaled_;
   return norm;

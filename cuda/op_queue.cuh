@@ -3,14 +3,16 @@
 // does next to nothing, and the kernel that reads its result can do it on the way. It is held until the next operation,
 // which either takes it over or finds it enqueued first: whoever asks for the Gpu gets everything before enqueued.
 //
-// Products with quantised weights can do the norm only if the product that made its input, too, knows of it (it leaves
-// the norm's result but for the factor 1 / rms). So a product whose kernel can is held until it is known whether a norm
-// of its result follows, and with that norm until it is known who reads it:
+// Readers with quantised weights can do the norm only if the kernel that made its input, too, knows of it (it leaves
+// the norm's result but for the factor 1 / rms). So a maker whose kernel can (a product, or the last kernel of a sparse
+// FFN) is held until it is known whether a norm of its result follows, and with that norm until it is known who reads
+// it:
 //
-//   product, norm, quantised product   product leaves half of the norm, quantised product
-//   product, norm, other reader        product, reader (with the norm if it can by itself)
-//   product, norm, anything else       product, norm, anything else
-//   product, anything else             product, anything else
+//   maker, norm, quantised reader   maker leaves half of the norm, reader
+//   maker, norm, other reader       maker, reader (with the norm if it can by itself)
+//   maker, norm, anything else      maker, norm, anything else
+//   maker, anything else            maker, anything else
+#include <functional>
 #include <optional>
 
 #include "cuda/kernels.cuh"
@@ -39,6 +41,8 @@ class OpQueue {
 
   // Enqueues what is held back.
   void flush();
+  // A kernel that makes y [n] and can leave half of y's norm: held back, then enqueued with or without (null) that.
+  void make(const float* y, int64_t n, Maker enqueue);
   // Products as matvec(), with the norm that was held back for them if they can do it; held back themselves, or
   // enqueued.
   void matvec(std::span<const MatmulPart> parts, Act in, int64_t T);
@@ -53,15 +57,20 @@ class OpQueue {
     int64_t n;
   };
   std::optional<InputNorm> take_norm(Act in, int64_t n, std::span<const Output> outputs);
-  // The same for products with rows of w and others of its type, which make `outputs`.
-  std::optional<InputNorm> take_norm(Act in, const Matrix& w, std::span<const Output> outputs);
+  // The same for readers with rows of w and others of its type: with quantised w, from the half that the maker leaves.
+  // Products need that half, and as many rows (elements of `outputs`) as columns to write the norm's result; other
+  // readers can do without.
+  enum class Reader { product, any };
+  std::optional<InputNorm> take_norm(Act in, const Matrix& w, std::span<const Output> outputs,
+                                     Reader reader = Reader::product);
   // The held rotary embedding, if `args` and `out` are the attention that it belongs to.
   std::optional<RopeKvArgs> take_rope(const AttentionArgs& args, int64_t T, Act out);
 
  private:
-  struct Product {
-    MatmulPart part;
-    Act in;
+  struct Made {
+    const float* y;
+    int64_t n;
+    Maker enqueue;
   };
   struct Norm {
     NormArgs args;
@@ -69,12 +78,12 @@ class OpQueue {
     Act out;
   };
   bool may_take_norm(Act in, int64_t n, std::span<const Output> outputs) const;
-  void flush_product(const OutputNorm* next = nullptr);
+  void flush_made(const OutputNorm* half = nullptr);
 
   Gpu gpu_;
   UnscaledNorm unscaled_;
-  // In the order in which they were issued; a product and a rotary embedding are never held at the same time.
-  std::optional<Product> product_;
+  // In the order in which they were issued; a maker and a rotary embedding are never held at the same time.
+  std::optional<Made> made_;
   std::optional<Norm> norm_;
   std::optional<RopeKvArgs> rope_;
 };

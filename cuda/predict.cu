@@ -76,6 +76,13 @@ struct RowsBlock {
     in.take(quants, scales, a.w.cols, t, a.threads);
     return squares;
   }
+  // Quantised weights: what the maker of the norm's input has left. Returns a share of the sum of x^2.
+  __device__ __forceinline__ float load_unscaled(OwnedInput<D, kChunks>& in) const {
+    in.load({nullptr, a.norm.unscaled.q8}, a.w.cols, t, a.threads);
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < a.norm.n / 32; i += kThreads) squares += __ldcg(a.norm.unscaled.squares + i);
+    return squares;
+  }
   __device__ __forceinline__ void load_input(OwnedInput<D, kChunks>& in) const {
     if constexpr (Format<D>::kQuantized) {
       if (a.unquantized != nullptr) {
@@ -91,7 +98,7 @@ struct RowsBlock {
     float squares;
     int warps = kThreads / kWarp;  // that saw the row once
     if constexpr (Format<D>::kQuantized) {
-      squares = load_quantized(in, a.norm.x, a.norm.weight);
+      squares = a.norm.unscaled.q8 != nullptr ? load_unscaled(in) : load_quantized(in, a.norm.x, a.norm.weight);
     } else {
       squares = in.load_scaled(a.norm.x, a.w.cols, t, a.threads);
       warps = a.threads / kWarp;

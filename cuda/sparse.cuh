@@ -1,19 +1,18 @@
 #pragma once
 // Launchers of predicted and sparse execution, one token each (core/device.h: Device::predict, Device::ffn_sparse).
 #include "core/device.h"
-#include "cuda/launch.cuh"
+#include "cuda/kernels.cuh"
 #include "cuda/mailbox.cuh"
 #include "cuda/neuron_lists.cuh"
 
 namespace hearth::cuda {
 
-struct InputNorm;  // staged_input.cuh
-
 // --- predict.cu ---
 // Whether predict() can: every row of whole 16-byte chunks, and not too long for the registers of a block. Otherwise
 // the scores are made by ordinary products and listed by list_scores().
 bool predict_fits(const Predictor& predictor);
-// norm: the input of fc1 is this norm's result, which its kernel makes on the way; or null. hidden: [rank] scratch.
+// norm: the input of fc1 is this norm's result, which its kernel makes on the way (with quantised fc1 faster from
+//   norm->unscaled); or null. hidden: [rank] scratch.
 void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
              float* hidden);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
@@ -22,8 +21,10 @@ void relu(const Gpu& gpu, float* x, int64_t n);
 // --- ffn_gates.cu ---
 // Whether ffn_gates() can: at least four rows, of whole 16-byte chunks.
 bool ffn_gates_fit(const Matrix& gate);
-// value[k] = act(gate row k . in) of all rows of shard.gate; lists those with |value| > threshold.
-void ffn_gates(const Gpu& gpu, const FfnShard& shard, float threshold, Act in, float* value, const NeuronLists& lists);
+// value[k] = act(gate row k . in) of all rows of shard.gate; lists those with |value| > threshold. norm: as in
+// matvec().
+void ffn_gates(const Gpu& gpu, const FfnShard& shard, float threshold, Act in, const InputNorm* norm, float* value,
+               const NeuronLists& lists);
 
 // --- ffn_list.cu ---
 // The neurons of a list, from the gate (or, with `values`, from its activation) to their part of the FFN's sum.
@@ -42,7 +43,7 @@ struct FfnListArgs {
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd);
 // Whether ffn_list() can: gate (where read), up and down_t of one type, rows of whole 16-byte chunks that fit.
 bool ffn_list_fits(const Gpu& gpu, const FfnShard& shard, bool reads_gate);
-// y += bias + the sum over the list (+ the answer).
-void ffn_list(const Gpu& gpu, const FfnShard& shard, const FfnListArgs& args, Act in, Vector y_bias, float* y);
+// y += bias + the sum over the list (+ the answer). Enqueues all but the last kernel, which is returned.
+Maker ffn_list(const Gpu& gpu, const FfnShard& shard, const FfnListArgs& args, Act in, Vector y_bias, float* y);
 
 }  // namespace hearth::cuda

@@ -160,8 +160,6 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
     mailbox_->set_patience(options.patience);
-    if (options.on_stall)
-      stall_watch_ = std::make_unique<StallWatch>(*mailbox_, std::min(options.patience, kGrace), options.on_stall);
     stream_ = std::make_unique<ColdStream>(device_, split_->host, options.stream_tokens);
     host_half_ =
         std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, stream_.get(), n_ctx_, n_batch,
@@ -169,6 +167,10 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   } else {
     layers_ = undivided(model_, sparsity_);
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
+  }
+  if (options.on_stall) {
+    stall_watch_ = std::make_unique<StallWatch>(mailbox_ ? mailbox_->flags() : nullptr, options.patience,
+                                                std::min(options.patience, kGrace), options.on_stall);
   }
   act_ = Activations(device_, c, n_batch, model_.quantized());
   kv_ = KvCache(device_, c, n_ctx_, attention_layers(layers_, false));
@@ -218,7 +220,9 @@ void Engine::upload_tokens(std::span<const int32_t> ids) {
   std::copy(ids.begin(), ids.end(), ids_and_positions.begin());
   std::iota(ids_and_positions.begin() + static_cast<std::ptrdiff_t>(first_position), ids_and_positions.end(),
             static_cast<int32_t>(n_past_));
+  watch(StallWatch::Phase::results);  // of the pass before: an upload waits for the device
   device_.upload(act_.ids, ids_and_positions.data(), ids_and_positions.size() * sizeof(int32_t));
+  watch(StallWatch::Phase::idle);
   if (!split_) return;
   host_half_->set_tokens(ids, n_past_);
   if (embedding_on_host())

@@ -40,10 +40,11 @@ struct EngineOptions {
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it; 0 = none do
   bool use_graph = true;       // record a decode step once and replay it, where the device can
-  // Of a divided model: how long one side waits for the other before the pass fails.
+  // How long one side of a divided model waits for the other before the pass fails.
   std::chrono::milliseconds patience = Mailbox::kPatience;
   // Called, with one line that says why, when a pass has failed that way and still cannot be ended because a side is
-  // stuck; to end the process is all that can be done then. Empty: it goes on waiting.
+  // stuck, or when a device's results do not come for as long; to end the process is all that can be done then. Empty:
+  // it goes on waiting.
   std::function<void(const std::string& why)> on_stall;
 };
 
@@ -110,7 +111,7 @@ class Engine {
   model::Model& model_;
   Device& device_;
   EngineOptions options_;
-  std::unique_ptr<StallWatch> stall_watch_;  // of a divided model; goes after everything that waits for the device
+  std::unique_ptr<StallWatch> stall_watch_;  // goes after everything that waits for the device
   Sparsity sparsity_ = Sparsity::off;
   int64_t n_ctx_ = 0, n_past_ = 0;
   model::Weights weights_;               // the main device's

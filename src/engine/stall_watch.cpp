@@ -6,12 +6,11 @@
 
 namespace hearth::engine {
 
-StallWatch::StallWatch(const Mailbox& mailbox, std::chrono::milliseconds grace, Handler on_stall)
-    : flags_(mailbox.flags()),
-      patience_(mailbox.patience()),
-      grace_(grace),
-      on_stall_(std::move(on_stall)),
-      thread_([this] { watch(); }) {}
+StallWatch::StallWatch(std::shared_ptr<const MailboxMemory> flags, std::chrono::milliseconds patience,
+                       std::chrono::milliseconds grace, Handler on_stall)
+    : flags_(std::move(flags)), patience_(patience), grace_(grace), on_stall_(std::move(on_stall)), thread_([this] {
+        watch();
+      }) {}
 
 StallWatch::~StallWatch() {
   {
@@ -37,7 +36,7 @@ void StallWatch::watch() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, step, [this] { return ended_; })) {
     const Phase phase = phase_.load(std::memory_order_relaxed);
-    const bool failed = phase != Phase::idle && flags_->failure() != MailboxFailure::none;
+    const bool failed = phase != Phase::idle && flags_ && flags_->failure() != MailboxFailure::none;
     failed_for = failed ? failed_for + step : kNone;
     waited = phase == Phase::results ? waited + step : kNone;
     const std::string why = stuck(failed_for, waited);

@@ -1,7 +1,7 @@
 #pragma once
 // The last resort against a hang. When one side of a divided model falls silent, the other gives up after the mailbox's
 // patience and throws; but a thread or a GPU that is stuck in the middle of an operation cannot be stopped, and ending
-// the pass, or freeing the device's memory, would wait for it for ever. This watch then reports.
+// the pass, waiting for its results, or freeing the device's memory, would take for ever. This watch then reports.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,14 +20,15 @@ class StallWatch {
   using Handler = std::function<void(const std::string& why)>;
 
   // What is stuck is handed to `on_stall` in one line, once, in a thread of the watch's own; the handler's only
-  // sensible end is that of the process.
-  StallWatch(const Mailbox& mailbox, std::chrono::milliseconds grace, Handler on_stall);
+  // sensible end is that of the process. flags: of the mailbox between the two sides; null for an undivided model.
+  StallWatch(std::shared_ptr<const MailboxMemory> flags, std::chrono::milliseconds patience,
+             std::chrono::milliseconds grace, Handler on_stall);
   ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
   // Watched for: nothing; that a pass, or the device's end, does not go on for `grace` after the mailbox failed; and
-  // besides that results which the device alone works at take no longer than the mailbox's patience and `grace`.
+  // besides that results which the device alone works at take no longer than `patience` and `grace`.
   enum class Phase { idle, hand_offs, results };
   void enter(Phase phase) { phase_.store(phase, std::memory_order_relaxed); }
 

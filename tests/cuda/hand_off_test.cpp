@@ -39,15 +39,6 @@ class GpuHandOffTest : public GpuFfnTest {
       }
     }
   }
-  // Keeps gates away from their threshold of 0.
-  static void set_gate_bias(TwinShard& shard, const Input& in) {
-    const auto n = static_cast<size_t>(shard.gate.on(kRef).rows);
-    std::vector<float> z(n);
-    const MatmulPart part{.w = shard.gate.on(kRef), .y = z.data()};
-    ref_->matmul({&part, 1}, in.on(kRef), 1);
-    for (float& v : z) v = v > 0 ? 0.02f : -0.02f;
-    shard.gate_bias = Twin<float>(*ref_, *gpu_, z);
-  }
 };
 
 TEST_F(GpuHandOffTest, PostAndCollect) {
@@ -76,7 +67,7 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
         const int64_t n = 1003, n_embd = 288;
         SCOPED_TRACE(fmt::format("{} n_cold {} density {}", traits(type).name, n_cold, density));
         Layer l = make_layer(rng, type, n, n_embd);
-        set_gate_bias(l.shard, l.in);
+        l.shard.keep_gates_from_zero(l.in.on(kRef));
         const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
                               density);
         const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
@@ -117,10 +108,10 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         const int64_t n = 903, n_cold = n_linked + 100, n_embd = 288;
         SCOPED_TRACE(fmt::format("{} n_linked {} density {}", traits(type).name, n_linked, density));
         Layer l = make_layer(rng, type, n, n_embd);
-        set_gate_bias(l.shard, l.in);
+        l.shard.keep_gates_from_zero(l.in.on(kRef));
         TwinShard linked(*ref_, *gpu_, rng, type, n_linked, n_embd, true, true);
         linked.act = Activation::relu;
-        set_gate_bias(linked, l.in);
+        linked.keep_gates_from_zero(l.in.on(kRef));
         const HostShard pinned(*gpu_, linked.on(kRef));
         const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
                               density);
@@ -175,7 +166,7 @@ TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
       SCOPED_TRACE(fmt::format("{} hot {} cold {}", traits(type).name, n_hot, n_cold));
       const int64_t n_embd = 160;
       Layer l = make_layer(rng, type, n_hot + n_cold, n_embd);
-      set_gate_bias(l.shard, l.in);
+      l.shard.keep_gates_from_zero(l.in.on(kRef));
       const auto shard = [&, hot = n_hot](int s) {
         FfnShard f = l.shard.on(s);
         f.up.rows = f.down_t.rows = hot;
@@ -209,7 +200,7 @@ TEST_F(GpuHandOffTest, InAGraph) {
   std::mt19937 rng(33);
   const int64_t n = 900, n_cold = 300, n_embd = 256;
   Layer l = make_layer(rng, DType::f16, n, n_embd);
-  set_gate_bias(l.shard, l.in);
+  l.shard.keep_gates_from_zero(l.in.on(kRef));
   const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64}, l.in.on(kRef), 0.2);
   const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))), count(*ref_, *gpu_, {-1});
   const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds);

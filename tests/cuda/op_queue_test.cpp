@@ -3,6 +3,7 @@
 // shorter ones are done one by one.
 #include <fmt/format.h>
 
+#include "twin_mailbox.h"
 #include "twin_predictor.h"
 
 namespace hearth::test {
@@ -242,12 +243,61 @@ TEST_F(GpuOpQueueTest, FfnBetweenProducts) {
   }
 }
 
+// The same with the active neurons alone, all of them the device's, or some of the CPU's too: gates that do the norm
+// before them, which the CPU gets with its neurons, and a sum that leaves half of the norm after it.
+TEST_F(GpuOpQueueTest, SparseFfnBetweenProducts) {
+  std::mt19937 rng(7);
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    for (const int64_t n_cold : {0, 1203}) {
+      const int64_t n = 2144, n_ff = 2205;
+      SCOPED_TRACE(fmt::format("{} n_cold {}", traits(type).name, n_cold));
+      Operands o(rng, type, DType::q8_0, n, n);
+      TwinShard shard(*ref_, *gpu_, rng, type, n_ff, n, true, true);
+      shard.act = hearth::Activation::relu;
+      o.make_x(kRef), o.norm_x(kRef);
+      shard.keep_gates_from_zero(o.normed.on(kRef));
+      const Twin<int32_t> n_active(*ref_, *gpu_, {-1});
+      std::vector<std::vector<Received>> got(2);
+      const auto layer = [&](int s) {
+        const auto mailbox = device(s).open_mailbox(n, n_ff);
+        Server server(*mailbox, n, n_cold > 0 ? 1 : 0);
+        o.make_x(s), o.norm_x(s);
+        FfnShard whole = shard.on(s);
+        SparseArgs sparse;
+        sparse.n_active = n_active.on(s);
+        if (n_cold > 0) {
+          whole.up.rows = whole.down_t.rows = n_ff - n_cold;
+          sparse.hand_off = {mailbox.get(), o.normed.on(s).x, n}, sparse.collect = mailbox.get();
+        }
+        device(s).ffn_sparse(whole, sparse, o.normed.on(s), {}, o.x.on(s));
+        o.norm(s, o.other_weight, o.x, o.other.on(s));
+        o.read(s, o.other.on(s), o.y);
+        device(s).synchronize();
+        got[static_cast<size_t>(s)] = server.received();
+      };
+      o.expect_same("layer", layer, 2e-2);
+      EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
+      ASSERT_EQ(got[kGpu].size(), got[kRef].size());
+      for (size_t i = 0; i < got[kGpu].size(); ++i) {
+        EXPECT_EQ(got[kGpu][i].ids, got[kRef][i].ids);
+        EXPECT_LE(relative_error(got[kGpu][i].x, got[kRef][i].x), 2e-6);
+      }
+    }
+  }
+}
+
 // A predictor that does the norm of x by itself.
 TEST_F(GpuOpQueueTest, PredictorAfterAProduct) {
   std::mt19937 rng(5);
-  for (const DType type : {DType::f16, DType::q8_0}) {
-    SCOPED_TRACE(traits(type).name);
-    Operands o(rng, DType::q8_0, type, 2144, 32);
+  struct Case {
+    DType maker, type;
+  };
+  for (const auto& [maker, type] : {Case{DType::q8_0, DType::f16},
+                                    {DType::q8_0, DType::q8_0},
+                                    {DType::f16, DType::q8_0},
+                                    {DType::f16, DType::f16}}) {
+    SCOPED_TRACE(fmt::format("{} then {}", traits(maker).name, traits(type).name));
+    Operands o(rng, maker, type, 2144, 32);
     o.make_x(kRef), o.norm_x(kRef);
     const PredictorShape shape{.n = 500, .n_embd = o.n, .rank = 64, .fc1 = type, .fc2 = DType::f16};
     const TwinPredictor p(*ref_, *gpu_, rng, shape, o.normed.on(kRef), 0.2);

@@ -21,7 +21,9 @@ struct TwinShard {
         gate_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
         up_bias(ref, gpu, random_normal(rng, static_cast<size_t>(n), 0.1f)),
         is_gated(gated),
-        is_transposed(transposed) {}
+        is_transposed(transposed),
+        ref_(ref),
+        gpu_(gpu) {}
   FfnShard on(int s) const {
     FfnShard f;
     f.gate = gate.on(s);
@@ -31,10 +33,21 @@ struct TwinShard {
     if (biased) f.gate_bias = {gate_bias.on(s), gate.on(s).rows}, f.up_bias = {up_bias.on(s), gate.on(s).rows};
     return f;
   }
+  // Sets a bias that takes every gate of this input, on the reference, further from a threshold of 0.
+  void keep_gates_from_zero(Act in) {
+    std::vector<float> z(static_cast<size_t>(gate.on(kRef).rows));
+    const MatmulPart part{.w = gate.on(kRef), .y = z.data()};
+    ref_.matmul({&part, 1}, in, 1);
+    for (float& v : z) v = v > 0 ? 0.02f : -0.02f;
+    gate_bias = Twin<float>(ref_, gpu_, z);
+  }
   TwinMatrix gate, up, down;
   Twin<float> gate_bias, up_bias;
   bool is_gated, is_transposed, biased = true, up_relu = false;
   Activation act = Activation::silu;
+
+ private:
+  Device &ref_, &gpu_;
 };
 
 // A copy of a shard in host memory that is page-locked for a device.

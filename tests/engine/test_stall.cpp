@@ -111,10 +111,9 @@ TEST(StallDeathTest, WhatIsStuckForEverEndsTheProcess) {
 TEST(StallDeathTest, ADeviceThatNeverFinishesEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   HostMailbox box(1, 1);
-  box.set_patience(50ms);
   EXPECT_EXIT(
       {
-        engine::StallWatch watch(box, 50ms, [](const std::string& why) {
+        engine::StallWatch watch(box.flags(), 50ms, 50ms, [](const std::string& why) {
           std::fprintf(stderr, "error: %s\n", why.c_str());
           std::_Exit(1);
         });
@@ -124,11 +123,32 @@ TEST(StallDeathTest, ADeviceThatNeverFinishesEndsTheProcess) {
       testing::ExitedWithCode(1), "error: the device has not finished in 0.1 s; it may have stopped");
 }
 
+// The same of a model that is not divided.
+TEST(StallDeathTest, AnUndividedModelOnAStuckDeviceEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  class Stuck final : public ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    void download(void*, const void*, size_t) override { std::this_thread::sleep_for(1h); }
+  };
+  EXPECT_EXIT(
+      {
+        Divided d;
+        Stuck device(*d.main_device);
+        const auto end = [](const std::string& why) {
+          std::fprintf(stderr, "error: %s\n", why.c_str());
+          std::_Exit(1);
+        };
+        Engine e(d.model, device, {.patience = kPatience, .on_stall = end});
+        error_of(e, {1});
+      },
+      testing::ExitedWithCode(1), "error: the device has not finished in 0.4 s; it may have stopped");
+}
+
 TEST(Stall, TheWatchLeavesAloneWhatEnds) {
   HostMailbox box(1, 1);
-  box.set_patience(200ms);
   std::atomic<int> calls{0};
-  engine::StallWatch watch(box, 200ms, [&](const std::string&) { ++calls; });
+  engine::StallWatch watch(box.flags(), 200ms, 200ms, [&](const std::string&) { ++calls; });
   for (int i = 0; i < 20; ++i) {  // longer than patience and grace, taken together
     watch.enter(engine::StallWatch::Phase::results);
     std::this_thread::sleep_for(30ms);
