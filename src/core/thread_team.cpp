@@ -122,7 +122,7 @@ struct ThreadTeam::State {
   Counter done[kMostRounds];  // its finished pieces
   // The round that has begun last: kMostRounds times the job's number, plus the round's.
   alignas(kLine) std::atomic<uint32_t> opened{0};
-  std::atomic<size_t> n_rounds{0};  // of the job, up to the last one that has pieces, as far as is known
+  std::atomic<size_t> n_rounds{0};  // of the job, up to the last one that had pieces when that round began
   bool pin = false;
   alignas(kLine) std::atomic<int> arrived{0};
   std::vector<Slot> slots;
@@ -261,7 +261,7 @@ size_t used_rounds(std::span<const ThreadTeam::Round> rounds) {
 }  // namespace
 
 void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t)> between) {
-  HEARTH_CHECK(rounds.size() <= kMostRounds, "{} rounds", rounds.size());
+  HEARTH_CHECK(!rounds.empty() && rounds.size() <= kMostRounds, "{} rounds", rounds.size());
   if (size_ == 1) {
     size_t n_rounds = rounds.size();
     for (size_t i = 0; i < n_rounds; ++i) {
@@ -273,15 +273,13 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
     return;
   }
   State& s = *state_;
-  s.n_rounds.store(rounds.size(), std::memory_order_relaxed);
   share([&](int thread) {
     constexpr auto kRounds = static_cast<uint32_t>(kMostRounds);
     const uint32_t first = s.epoch.load(std::memory_order_relaxed) * kRounds;
-    // Whoever has a part in a round sees what was decided before the round began; the others may see more, which ends
-    // the dispatch for them as it does for all.
-    for (uint32_t i = 0; i < s.n_rounds.load(std::memory_order_relaxed); ++i) {
+    size_t n_rounds = rounds.size();
+    for (uint32_t i = 0; i < n_rounds; ++i) {
       const int64_t done = run_round(rounds[i], i, thread);
-      if (i + 1 >= s.n_rounds.load(std::memory_order_relaxed)) return;
+      if (i + 1 == n_rounds) return;
       // An empty round has no last piece: the caller ends it.
       const int64_t pieces = rounds[i].pieces();
       const bool last = pieces == 0
@@ -301,6 +299,7 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
           return false;
         });
       }
+      n_rounds = s.n_rounds.load(std::memory_order_relaxed);
     }
   });
 }
