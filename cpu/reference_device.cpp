@@ -342,6 +342,8 @@ class ReferenceDevice final : public HostDevice {
   // Hands over the active ones of the gate rows whose neurons the CPU has.
   static void post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
     HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
+    HostMailbox& mailbox = host(*sparse.hand_off.mailbox);
+    mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
     std::vector<int32_t> ids;
     std::vector<float> values;
     for (int64_t k = s.n_whole(); k < s.n(); ++k) {
@@ -350,7 +352,7 @@ class ReferenceDevice final : public HostDevice {
       ids.push_back(static_cast<int32_t>(k - s.n_whole()));
       values.push_back(g);
     }
-    host(*sparse.hand_off.mailbox).post(sparse.hand_off.x, sparse.hand_off.n, ids, values.data());
+    mailbox.post_neurons(ids, values.data());
   }
 
   static double gate(const FfnShard& s, int64_t k, Act in, int64_t t) {
