@@ -113,10 +113,18 @@ struct ThreadTeam::State {
     std::atomic<int64_t> value{0};
   };
 
+  static constexpr auto kNoJob = [](int /*thread*/) {};
   // What idle members watch and sleep on: the number of the current job, and on the same line the job.
-  alignas(kLine) std::atomic<uint32_t> epoch{0};
-  const FunctionRef<void(int)>* job = nullptr;
-  std::atomic<bool> stop{false};
+  struct alignas(kLine) Call {
+    std::atomic<uint32_t> epoch{0};
+    FunctionRef<void(int)> job = kNoJob;
+  };
+
+  // So many members share a call: a line that was written goes to those who want it one after the other.
+  static constexpr int kMembersPerCall = 4;
+  Call& call_of(int thread) { return calls[static_cast<size_t>((thread - 1) / kMembersPerCall)]; }
+  std::vector<Call> calls;
+  uint32_t job_number = 0;  // of the last job; the caller's alone
   alignas(kLine) std::atomic<int> sleepers{0};
   Counter next[kMostRounds];  // of each round: the next piece that is nobody's first
   Counter done[kMostRounds];  // its finished pieces
@@ -125,6 +133,7 @@ struct ThreadTeam::State {
   std::atomic<size_t> n_rounds{0};  // of the job, up to the last one that had pieces when that round began
   bool pin = false;
   alignas(kLine) std::atomic<int> arrived{0};
+  std::atomic<bool> stop{false};
   std::vector<Slot> slots;
   std::vector<int> cores;          // one hardware thread of each that the process may use; empty: members keep to none
   std::chrono::microseconds spin;  // none when the team does not fit: the core is needed by a member with work
@@ -138,25 +147,29 @@ ThreadTeam::ThreadTeam(int n_threads, ThreadTeamOptions options) {
   if (size_ == 1) return;
   state_ = std::make_unique<State>();
   state_->slots = std::vector<State::Slot>(static_cast<size_t>(size_));
+  const int members = size_ - 1;
+  state_->calls =
+      std::vector<State::Call>(static_cast<size_t>((members + State::kMembersPerCall - 1) / State::kMembersPerCall));
   int logical = 0;
   state_->cores = allowed_cores(&logical);
   const bool fits = std::ssize(state_->cores) >= size_;
   state_->spin = fits ? options.spin : std::chrono::microseconds{0};
   if (!fits) state_->cores.clear();
   state_->pin = options.pin && std::ssize(state_->cores) == size_;
-  state_->host = std::thread([this] {
-    const int members = size_ - 1;
+  state_->host = std::thread([this, members] {
 #pragma omp parallel for num_threads(members) schedule(static, 1)
     for (int i = 0; i < members; ++i) member_loop(i + 1);
   });
-  while (state_->arrived.load(std::memory_order_acquire) != size_ - 1) std::this_thread::yield();
+  while (state_->arrived.load(std::memory_order_acquire) != members) std::this_thread::yield();
 }
 
 ThreadTeam::~ThreadTeam() {
   if (!state_) return;
   state_->stop = true;
-  state_->epoch.fetch_add(1, std::memory_order_seq_cst);
-  state_->epoch.notify_all();
+  for (State::Call& call : state_->calls) {
+    call.epoch.fetch_add(1, std::memory_order_seq_cst);
+    call.epoch.notify_all();
+  }
   // The join alone would do; thread sanitizer does not see through OpenMP's own synchronisation.
   while (state_->arrived.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   state_->host.join();
@@ -167,16 +180,17 @@ void ThreadTeam::member_loop(int thread) {
   const std::span<const int> cores = s.cores;
   if (!cores.empty()) keep_to(s.pin ? cores.subspan(static_cast<size_t>(thread), 1) : cores);
   std::atomic<uint32_t>& slot = s.slots[static_cast<size_t>(thread)].value;
+  State::Call& call = s.call_of(thread);
   uint32_t seen = 0;
   s.arrived.fetch_add(1, std::memory_order_release);
   for (;;) {
     const auto sleep_at = std::chrono::steady_clock::now() + s.spin;
     uint32_t job;
-    for (int spins = 0; (job = s.epoch.load(std::memory_order_acquire)) == seen; ++spins) {
+    for (int spins = 0; (job = call.epoch.load(std::memory_order_acquire)) == seen; ++spins) {
       cpu_pause();
       if ((spins & 127) == 127 && std::chrono::steady_clock::now() > sleep_at) {
         s.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        s.epoch.wait(seen, std::memory_order_seq_cst);
+        call.epoch.wait(seen, std::memory_order_seq_cst);
         s.sleepers.fetch_sub(1, std::memory_order_seq_cst);
       }
     }
@@ -186,7 +200,7 @@ void ThreadTeam::member_loop(int thread) {
     // Left out of this job, or of one that has come since: only an older one may be replaced.
     if (static_cast<int32_t>((job << 2) - (last & ~3u)) <= 0) continue;
     if (!slot.compare_exchange_strong(last, State::slot_value(job, State::inside), std::memory_order_acquire)) continue;
-    (*s.job)(thread);
+    call.job(thread);
     slot.store(State::slot_value(job, State::left), std::memory_order_release);
   }
   s.arrived.fetch_sub(1, std::memory_order_release);
@@ -194,7 +208,7 @@ void ThreadTeam::member_loop(int thread) {
 
 bool ThreadTeam::leave_out(int t) {
   std::atomic<uint32_t>& slot = state_->slots[static_cast<size_t>(t)].value;
-  const uint32_t job = state_->epoch.load(std::memory_order_relaxed);
+  const uint32_t job = state_->job_number;
   const uint32_t closed = State::slot_value(job, State::closed);
   uint32_t last = slot.load(std::memory_order_relaxed);
   if (last == closed) return true;
@@ -204,12 +218,18 @@ bool ThreadTeam::leave_out(int t) {
 
 void ThreadTeam::share(FunctionRef<void(int)> job) {
   State& s = *state_;
-  s.job = &job;
   for (State::Counter& next : s.next) next.value.store(size_, std::memory_order_relaxed);
   for (State::Counter& done : s.done) done.value.store(0, std::memory_order_relaxed);
-  const uint32_t number = s.epoch.load(std::memory_order_relaxed) + 1;
-  s.epoch.store(number, std::memory_order_seq_cst);
-  if (s.sleepers.load(std::memory_order_seq_cst) > 0) s.epoch.notify_all();
+  const uint32_t number = ++s.job_number;
+  for (State::Call& call : s.calls) {
+    call.job = job;
+    call.epoch.store(number, std::memory_order_release);
+  }
+  // This thread's access to `sleepers` comes before or after a sleeper's, both being writes: a sleeper that it does not
+  // see sees the new number.
+  if (s.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0) {
+    for (State::Call& call : s.calls) call.epoch.notify_all();
+  }
   job(0);
   for (int t = 1; t < size_; ++t) {
     const std::atomic<uint32_t>& slot = s.slots[static_cast<size_t>(t)].value;
@@ -273,9 +293,8 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
     return;
   }
   State& s = *state_;
+  const uint32_t first = (s.job_number + 1) * static_cast<uint32_t>(kMostRounds);  // of the coming job
   share([&](int thread) {
-    constexpr auto kRounds = static_cast<uint32_t>(kMostRounds);
-    const uint32_t first = s.epoch.load(std::memory_order_relaxed) * kRounds;
     size_t n_rounds = rounds.size();
     for (uint32_t i = 0; i < n_rounds; ++i) {
       const int64_t done = run_round(rounds[i], i, thread);

@@ -143,12 +143,20 @@ TEST(ThreadTeam, WorksPinnedAndWithoutSpinning) {
 }
 
 TEST(ThreadTeam, WakesAfterSleeping) {
-  ThreadTeam team(3);
-  for (int i = 0; i < 5; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // far longer than members spin
-    std::atomic<int> calls = 0;
-    team.for_chunks(3, 1, [&](int64_t, int64_t, int) { ++calls; });
-    EXPECT_EQ(calls, 3);
+  for (const int n : {3, 7}) {
+    ThreadTeam team(n);
+    for (int i = 0; i < 5; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));  // far longer than members spin
+      std::vector<std::atomic<int>> calls(static_cast<size_t>(n));
+      std::atomic<int> n_calls = 0;
+      // Each waits for all, so the members must be awake; one that is left out has its piece done by the caller.
+      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      team.for_chunks(n, 1, [&](int64_t, int64_t, int thread) {
+        ++calls[static_cast<size_t>(thread)], ++n_calls;
+        while (n_calls < n && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+      });
+      for (const auto& c : calls) EXPECT_EQ(c, 1);
+    }
   }
 }
 
