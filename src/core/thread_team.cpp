@@ -114,23 +114,25 @@ struct ThreadTeam::State {
   };
 
   static constexpr auto kNoJob = [](int /*thread*/) {};
-  // What idle members watch and sleep on: the number of the current job, and on the same line the job.
+  // What threads watch, on one line.
   struct alignas(kLine) Call {
+    // Idle members, who may sleep on it: the number of the current job.
     std::atomic<uint32_t> epoch{0};
     FunctionRef<void(int)> job = kNoJob;
+    // Threads between two rounds: the round that has begun last, as kMostRounds times the job's number plus the
+    // round's, and the number of the job's rounds up to the last one that had pieces when that round began.
+    std::atomic<uint32_t> opened{0};
+    std::atomic<uint32_t> n_rounds{0};
   };
 
-  // So many members share a call: a line that was written goes to those who want it one after the other.
-  static constexpr int kMembersPerCall = 4;
-  Call& call_of(int thread) { return calls[static_cast<size_t>((thread - 1) / kMembersPerCall)]; }
+  // So many threads share a call: a line that was written goes to those who want it one after the other.
+  static constexpr int kThreadsPerCall = 4;
+  Call& call_of(int thread) { return calls[static_cast<size_t>(thread / kThreadsPerCall)]; }
   std::vector<Call> calls;
   uint32_t job_number = 0;  // of the last job; the caller's alone
   alignas(kLine) std::atomic<int> sleepers{0};
   Counter next[kMostRounds];  // of each round: the next piece that is nobody's first
-  Counter done[kMostRounds];  // its finished pieces
-  // The round that has begun last: kMostRounds times the job's number, plus the round's.
-  alignas(kLine) std::atomic<uint32_t> opened{0};
-  std::atomic<size_t> n_rounds{0};  // of the job, up to the last one that had pieces when that round began
+  Counter done[kMostRounds];  // its finished pieces, and one for its opening
   bool pin = false;
   alignas(kLine) std::atomic<int> arrived{0};
   std::atomic<bool> stop{false};
@@ -148,8 +150,7 @@ ThreadTeam::ThreadTeam(int n_threads, ThreadTeamOptions options) {
   state_ = std::make_unique<State>();
   state_->slots = std::vector<State::Slot>(static_cast<size_t>(size_));
   const int members = size_ - 1;
-  state_->calls =
-      std::vector<State::Call>(static_cast<size_t>((members + State::kMembersPerCall - 1) / State::kMembersPerCall));
+  state_->calls = std::vector<State::Call>(static_cast<size_t>(members / State::kThreadsPerCall + 1));
   int logical = 0;
   state_->cores = allowed_cores(&logical);
   const bool fits = std::ssize(state_->cores) >= size_;
@@ -295,30 +296,34 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
   State& s = *state_;
   const uint32_t first = (s.job_number + 1) * static_cast<uint32_t>(kMostRounds);  // of the coming job
   share([&](int thread) {
+    const State::Call& call = s.call_of(thread);
     size_t n_rounds = rounds.size();
+    // Who opens a round has a part in it besides its pieces: it does not end before all calls say that it began, nor
+    // without anybody when it is empty.
+    bool opens = thread == 0;
     for (uint32_t i = 0; i < n_rounds; ++i) {
-      const int64_t done = run_round(rounds[i], i, thread);
+      const int64_t parts = run_round(rounds[i], i, thread) + (opens ? 1 : 0);
       if (i + 1 == n_rounds) return;
-      // An empty round has no last piece: the caller ends it.
-      const int64_t pieces = rounds[i].pieces();
-      const bool last = pieces == 0
-                            ? thread == 0
-                            : done > 0 && s.done[i].value.fetch_add(done, std::memory_order_acq_rel) + done == pieces;
-      if (last) {
+      opens =
+          parts > 0 && s.done[i].value.fetch_add(parts, std::memory_order_acq_rel) + parts == rounds[i].pieces() + 1;
+      if (opens) {
         between(i);
-        s.n_rounds.store(used_rounds(rounds), std::memory_order_relaxed);
-        s.opened.store(first + i + 1, std::memory_order_release);
+        const auto used = static_cast<uint32_t>(used_rounds(rounds));
+        for (State::Call& c : s.calls) {
+          c.n_rounds.store(used, std::memory_order_relaxed);
+          c.opened.store(first + i + 1, std::memory_order_release);
+        }
       } else {
         bool idle = false;
         int64_t step = 0;
         spin_until(s.spin.count() == 0, [&] {
           // Others may have opened rounds beyond the next by the time that this thread looks.
-          if (static_cast<int32_t>(s.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0) return true;
+          if (static_cast<int32_t>(call.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0) return true;
           idle = idle || !rounds[i].meanwhile(thread, step++);
           return false;
         });
       }
-      n_rounds = s.n_rounds.load(std::memory_order_relaxed);
+      n_rounds = call.n_rounds.load(std::memory_order_relaxed);
     }
   });
 }
