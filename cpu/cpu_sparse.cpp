@@ -167,9 +167,12 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     if (finished > 0) return;
     n_active = join_pieces(c);
     if (sparse.active_ids != nullptr) std::copy_n(c.ids, n_active, sparse.active_ids);
-    for (int64_t i = 0; i < n_active; ++i) {
+    // Of neurons whose up is zero (dReLU), down is not read either. Before the first of them nothing is written: the
+    // lines are other cores', and all of them are waiting.
+    n_summed = std::find(c.values, c.values + n_active, 0.0f) - c.values;
+    for (int64_t i = n_summed; i < n_active; ++i) {
       c.ids[n_summed] = c.ids[i], c.values[n_summed] = c.values[i];
-      n_summed += c.values[i] != 0.0f ? 1 : 0;  // dReLU: of the others, down is not read either
+      n_summed += c.values[i] != 0.0f ? 1 : 0;
     }
     n_lanes = n_summed <= kOneLaneNeurons ? 1 : kSparseLanes;
     rounds[1].n = n_shares(n_lanes);
