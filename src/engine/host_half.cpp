@@ -59,18 +59,20 @@ Act HostHalf::ffn_input(int64_t layer, const float* x) {
   return in;
 }
 
-// The neurons whose gates the main device has evaluated, then the gates of the others.
+// The neurons whose gates are the CPU's own, while the main device evaluates the others'; then those.
 void HostHalf::ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y) {
   const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
   const int64_t n_lone = split_[static_cast<size_t>(layer)].n_lone_gates;
+  int32_t n_own = 0;
+  if (n_lone < whole.n()) {
+    host_.ffn_sparse(slice_neurons(whole, n_lone, whole.n() - n_lone), sparse_args(f_, layer), in, {}, y);
+    n_own = act_.n_active[layer];
+  }
   const MailboxRequest request = mailbox_.wait_neurons();
   SparseArgs known = sparse_args(f_, layer);
   known.predicted = request.ids, known.n_predicted = request.n_ids, known.gate_values = request.values;
   ffn_sparse_block(f_, layer, known, in, down_bias, y);
-  if (n_lone == whole.n()) return;
-  const int32_t n_known = act_.n_active[layer];
-  host_.ffn_sparse(slice_neurons(whole, n_lone, whole.n() - n_lone), sparse_args(f_, layer), in, {}, y);
-  act_.n_active[layer] += n_known;
+  act_.n_active[layer] += n_own;
 }
 
 void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
