@@ -17,33 +17,39 @@ namespace hearth {
 namespace {
 
 // The memory is not atomic: the two flags must order it.
+// Hand-off i of a sequence: x[c] = i, and i % 8 neurons i + k with values i - k.
+struct Sent {
+  static constexpr int kN = 33, kMaxIds = 7;
+  explicit Sent(int i) : x(kN, static_cast<float>(i)) {
+    for (int k = 0; k < i % (kMaxIds + 1); ++k) ids.push_back(i + k), values.push_back(static_cast<float>(i - k));
+  }
+  void expect_neurons(const MailboxRequest& r) const {
+    ASSERT_EQ(*r.n_ids, std::ssize(ids));
+    for (size_t k = 0; k < ids.size(); ++k) {
+      EXPECT_EQ(r.ids[k], ids[k]);
+      EXPECT_EQ(r.values[k], values[k]);
+    }
+  }
+  std::vector<float> x, values;
+  std::vector<int32_t> ids;
+};
+
 TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
-  constexpr int kHandOffs = 5000, kN = 33, kMaxIds = 7;
-  HostMailbox box(kN, kMaxIds);
+  constexpr int kHandOffs = 5000;
+  HostMailbox box(Sent::kN, Sent::kMaxIds);
   std::thread cpu([&box] {
     for (int i = 0; i < kHandOffs; ++i) {
       const MailboxRequest r = box.wait_request();
-      const int n = *r.n_ids;
-      EXPECT_EQ(n, i % (kMaxIds + 1));
-      for (int k = 0; k < n; ++k) {
-        EXPECT_EQ(r.ids[k], i + k);
-        EXPECT_EQ(r.values[k], static_cast<float>(i - k));
-      }
-      for (int c = 0; c < kN; ++c) box.answer_buffer()[c] = 2 * r.x[c] + static_cast<float>(c);
+      Sent(i).expect_neurons(r);
+      for (int c = 0; c < Sent::kN; ++c) box.answer_buffer()[c] = 2 * r.x[c] + static_cast<float>(c);
       box.answer();
     }
   });
-  std::vector<float> x(kN), values(kMaxIds);
-  std::vector<int32_t> ids(kMaxIds);
   for (int i = 0; i < kHandOffs; ++i) {
-    std::fill(x.begin(), x.end(), static_cast<float>(i));
-    for (int k = 0; k < kMaxIds; ++k) {
-      ids[static_cast<size_t>(k)] = i + k;
-      values[static_cast<size_t>(k)] = static_cast<float>(i - k);
-    }
-    box.post(x.data(), kN, {ids.data(), static_cast<size_t>(i % (kMaxIds + 1))}, values.data());
-    box.collect(x.data(), kN);
-    for (int c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(3 * i + c));
+    Sent s(i);
+    box.post(s.x.data(), Sent::kN, s.ids, s.values.data());
+    box.collect(s.x.data(), Sent::kN);
+    for (int c = 0; c < Sent::kN; ++c) ASSERT_EQ(s.x[static_cast<size_t>(c)], static_cast<float>(3 * i + c));
   }
   cpu.join();
 }
@@ -51,8 +57,8 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
 // The vector is all there before anything is said of the neurons, and the answer's memory is the CPU's to write.
 // Nothing else orders the two sides here: a thread sanitizer sees whether the flag does.
 TEST(Mailbox, TheInputComesBeforeTheNeurons) {
-  constexpr int kHandOffs = 3000, kN = 33, kMaxIds = 7;
-  HostMailbox box(kN, kMaxIds);
+  constexpr int kHandOffs = 3000, kN = Sent::kN;
+  HostMailbox box(kN, Sent::kMaxIds);
   std::atomic<int> n_prepared = 0;
   std::thread cpu([&] {
     std::vector<float> doubled(kN);
@@ -64,40 +70,29 @@ TEST(Mailbox, TheInputComesBeforeTheNeurons) {
       if (i % 3 > 0) {  // the others have no neurons, and are not asked for them
         const MailboxRequest r = box.wait_neurons();
         EXPECT_EQ(r.x, x);
-        EXPECT_EQ(*r.n_ids, i % (kMaxIds + 1));
-        for (int k = 0; k < *r.n_ids; ++k) {
-          EXPECT_EQ(r.ids[k], i + k);
-          EXPECT_EQ(r.values[k], static_cast<float>(i - k));
-        }
+        Sent(i).expect_neurons(r);
       }
       for (size_t c = 0; c < kN; ++c) box.answer_buffer()[c] += doubled[c];
       box.answer();
     }
   });
-  std::vector<float> x(kN), values(kMaxIds);
-  std::vector<int32_t> ids(kMaxIds);
   for (int i = 0; i < kHandOffs; ++i) {
-    std::fill(x.begin(), x.end(), static_cast<float>(i));
-    for (int k = 0; k < kMaxIds; ++k) {
-      ids[static_cast<size_t>(k)] = i + k;
-      values[static_cast<size_t>(k)] = static_cast<float>(i - k);
-    }
-    const std::span<const int32_t> listed{ids.data(), static_cast<size_t>(i % (kMaxIds + 1))};
+    Sent s(i);
     switch (i % 3) {
       case 0:
-        box.post(x.data(), kN);
+        box.post(s.x.data(), kN);
         break;
       case 1:
-        box.post(x.data(), kN, listed, values.data());
+        box.post(s.x.data(), kN, s.ids, s.values.data());
         break;
       default:
-        box.post_input(x.data(), kN);
+        box.post_input(s.x.data(), kN);
         while (n_prepared != i + 1) std::this_thread::yield();
-        box.post_neurons(listed, values.data());
+        box.post_neurons(s.ids, s.values.data());
         break;
     }
-    box.collect(x.data(), kN);
-    for (int c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(3 * i + 1)) << c;
+    box.collect(s.x.data(), kN);
+    for (int c = 0; c < kN; ++c) ASSERT_EQ(s.x[static_cast<size_t>(c)], static_cast<float>(3 * i + 1)) << c;
   }
   cpu.join();
 }
