@@ -75,14 +75,14 @@ bool gather(const Options& o, model::Model& m, const std::filesystem::path& path
   const std::vector<std::filesystem::path> files(o.texts.begin(), o.texts.end());
   const offline::Corpus corpus = offline::read_corpus(files, *tokenizer, o.profile.corpus);
   ThreadTeam team(o.threads);
-  const std::unique_ptr<Device> device = make_device(o, team);
+  const std::unique_ptr<Device> device = make_device(o, team), host = cpu::make_device(team);
   log::info("profiling {} on {}: {} tokens in {} sequences", m.config().name, device->name(), corpus.tokens(),
             corpus.sequences.size());
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
   auto saved = std::chrono::steady_clock::now();
   uint64_t earlier = sidecar.statistics.tokens + sidecar.statistics.tokens_heldout;
-  offline::profile(m, *device, team, corpus, o.profile, sidecar, [&](const offline::ProfileProgress& p) {
+  offline::profile(m, *device, *host, team, corpus, o.profile, sidecar, [&](const offline::ProfileProgress& p) {
     if (!progress) progress.emplace(static_cast<int64_t>(p.tokens_total - std::min(p.tokens_total, earlier)));
     progress->update(static_cast<int64_t>(p.tokens_done - earlier),
                      fmt::format("{:.0f} tokens/s", static_cast<double>(p.tokens_done - earlier) / p.seconds));

@@ -53,7 +53,7 @@ struct CostModel {
   // decides.
   bool separate_gates = true;
 
-  // Neurons that a predictor names, for each that is active.
+  // Neurons that a predictor names, for each that is active, where that was not measured (LayerShape).
   double predicted_per_active = 1.4;
 
   // Batches of at least this many tokens are faster when the CPU's weights visit the GPU, which takes bytes / pcie,

@@ -78,6 +78,17 @@ std::string why_attention(const Plan& plan) {
       on_gpu, n, plan.placement.n_ctx, plan.n_kv);
 }
 
+std::string named_neurons(const Planner& planner) {
+  double sum = 0;
+  int n = 0;
+  for (const LayerShape& l : planner.shape().layers) {
+    if (l.named_per_active) sum += *l.named_per_active, ++n;
+  }
+  if (n > 0) return fmt::format("they name {:.2f} neurons for each active one, as measured", sum / n);
+  return fmt::format("they are taken to name {:.2f} neurons for each active one (`hearth profile` tries them)",
+                     planner.request().cost.predicted_per_active);
+}
+
 std::string why_neurons(const Planner& planner, const Plan& plan) {
   int64_t hot = 0, gates = 0, neurons = 0, predicted = 0;
   for (const LayerReport& l : plan.layers) {
@@ -102,8 +113,9 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
         100 * planner.request().cost.balanced_link_share());
   }
   if (predicted > 0) {
-    out += fmt::format("\n  predictors: in {} layers, where reading the predictor costs less than reading every gate",
-                       predicted);
+    out +=
+        fmt::format("\n  predictors: in {} layers, where reading the predictor costs less than reading every gate; {}",
+                    predicted, named_neurons(planner));
   } else if (planner.shape().layers.front().predictor_bytes > 0) {
     out += "\n  predictors: not used; evaluating the gates is as fast here and misses nothing";
   }

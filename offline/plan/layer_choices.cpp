@@ -39,10 +39,11 @@ LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const
     const auto i = static_cast<size_t>(a), j = static_cast<size_t>(b);
     return listed[i] != listed[j] ? listed[i] : p[i] > p[j];
   });
+  const double named = shape.named_per_active.value_or(cost.predicted_per_active);
   for (size_t k = 0; k < order_.size(); ++k) {
     const double f = p[static_cast<size_t>(order_[k])];
     active_[k + 1] = active_[k] + f;
-    predicted_[k + 1] = predicted_[k] + std::min(1.0, f * cost.predicted_per_active);
+    predicted_[k + 1] = predicted_[k] + std::min(1.0, f * named);
   }
 }
 

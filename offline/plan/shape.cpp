@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "model/predictors.h"
-#include "model/sidecar.h"
 
 namespace hearth::offline {
 namespace {
@@ -73,6 +72,21 @@ ModelShape shape_of(const model::Model& model) {
     s.layers.push_back(l);
   }
   return s;
+}
+
+void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar) {
+  std::vector<model::StoredPredictor> stored;
+  if (sidecar.file != nullptr && model::has_predictors(*sidecar.file)) {
+    stored = model::read_predictors(*sidecar.file, sidecar.n_embd, sidecar.n_ff);
+  }
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    const bool own = l < stored.size() && stored[l].predictor.weights;
+    if (!own) {
+      shape.layers[l].named_per_active = sidecar.statistics.layers[l].named.per_active();
+    } else if (const model::PredictorFigures& f = stored[l].figures; f.tokens > 0 && f.density > 0) {
+      shape.layers[l].named_per_active = static_cast<double>(f.predicted_density) / static_cast<double>(f.density);
+    }
+  }
 }
 
 }  // namespace hearth::offline

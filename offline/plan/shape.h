@@ -1,21 +1,24 @@
 #pragma once
 // The sizes a plan is made of: every tensor's bytes, from headers alone.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "model/model.h"
+#include "model/sidecar.h"
 
 namespace hearth::offline {
 
 struct LayerShape {
   int64_t n_ff = 0;
-  uint64_t attention_bytes = 0;  // wq, wk, wv, wo
-  uint64_t kv_token_bytes = 0;   // keys and values of one position
-  uint64_t small_bytes = 0;      // norms and biases, other than the neurons'
-  uint64_t gate_bytes = 0;       // of one neuron: gate row and its bias
-  uint64_t up_down_bytes = 0;    // of one neuron: up row, its bias, down row
-  uint64_t predictor_bytes = 0;  // fc1 and fc2; 0 = there is no predictor
+  uint64_t attention_bytes = 0;            // wq, wk, wv, wo
+  uint64_t kv_token_bytes = 0;             // keys and values of one position
+  uint64_t small_bytes = 0;                // norms and biases, other than the neurons'
+  uint64_t gate_bytes = 0;                 // of one neuron: gate row and its bias
+  uint64_t up_down_bytes = 0;              // of one neuron: up row, its bias, down row
+  uint64_t predictor_bytes = 0;            // fc1 and fc2; 0 = there is no predictor
+  std::optional<double> named_per_active;  // neurons that the predictor names, for each active one, if that is known
   // False where `down` is quantised and not transposed: its neurons cannot be told apart, so the FFN is dense and on
   // one side.
   bool by_neuron = true;
@@ -43,5 +46,8 @@ struct ModelShape {
 
 // With the predictors that the model has (model/predictors.h attaches those of a sidecar).
 ModelShape shape_of(const model::Model& model);
+// Sets named_per_active: of predictors that the sidecar holds, as measured when they were made; of others, as the
+// profile found on a few tokens.
+void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar);
 
 }  // namespace hearth::offline

@@ -1,14 +1,15 @@
 #include "offline/profile/counting_device.h"
 
 #include <Eigen/Dense>
+#include <algorithm>
 
 #include "core/error.h"
 
 namespace hearth::offline {
 
 CountingDevice::CountingDevice(Device& inner, ThreadTeam& team, const model::Model& model, float threshold,
-                               bool moments, model::Statistics& statistics)
-    : FfnProbe(inner, model), statistics_(statistics), moments_(moments) {
+                               bool moments, PredictorTrial& trial, model::Statistics& statistics)
+    : FfnProbe(inner, model), trial_(trial), statistics_(statistics), moments_(moments) {
   HEARTH_CHECK(statistics.layers.size() == model.weights().layers.size());
   for (const model::LayerWeights& l : model.weights().layers) {
     const NeuronRule rule{l.ffn.act, l.ffn.act_threshold, l.ffn.up_relu, threshold};
@@ -25,12 +26,17 @@ void CountingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector 
   const size_t layer = layer_of(shard);
   evaluate(shard, in, T, true);
   counters_[layer].add(gate_.data(), shard.up ? up_.data() : nullptr, T, heldout_, statistics_.layers[layer]);
-  if (moments_ && !heldout_) {
-    host_input_.resize(static_cast<size_t>(T * n_embd_));
-    inner_.download(host_input_.data(), in.x, host_input_.size() * sizeof(float));
-    add_moments(layer, host_input_.data(), T);
+  if (const int64_t n = std::min(T, trial_.wanted(layer)); n > 0) {
+    trial_.add(layer, bring_input(in, n), gate_.data(), n);
   }
+  if (moments_ && !heldout_) add_moments(layer, bring_input(in, T), T);
   inner_.ffn_dense(shard, in, T, y_bias, y);
+}
+
+const float* CountingDevice::bring_input(Act in, int64_t T) {
+  host_input_.resize(static_cast<size_t>(T * n_embd_));
+  inner_.download(host_input_.data(), in.x, host_input_.size() * sizeof(float));
+  return host_input_.data();
 }
 
 void CountingDevice::add_moments(size_t layer, const float* input, int64_t T) {

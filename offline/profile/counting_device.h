@@ -6,15 +6,16 @@
 #include "model/sidecar.h"
 #include "offline/profile/activation_counter.h"
 #include "offline/profile/ffn_probe.h"
+#include "offline/profile/predictor_trial.h"
 
 namespace hearth::offline {
 
 class CountingDevice final : public FfnProbe {
  public:
   // All must outlive this device. `threshold`: a neuron is active when |act(gate)| > threshold. `moments`: also gather
-  // the second moments of the FFN's input.
+  // the second moments of the FFN's input. `trial` gets the tokens that it wants.
   CountingDevice(Device& inner, ThreadTeam& team, const model::Model& model, float threshold, bool moments,
-                 model::Statistics& statistics);
+                 PredictorTrial& trial, model::Statistics& statistics);
 
   // Counted from here on: a new text, held out or not.
   void begin_sequence(bool heldout);
@@ -23,7 +24,10 @@ class CountingDevice final : public FfnProbe {
 
  private:
   void add_moments(size_t layer, const float* input, int64_t T);
+  // The FFN's input, of the first T tokens.
+  const float* bring_input(Act in, int64_t T);
 
+  PredictorTrial& trial_;
   model::Statistics& statistics_;
   bool moments_, heldout_ = false;
   std::vector<ActivationCounter> counters_;  // by layer

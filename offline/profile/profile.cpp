@@ -55,8 +55,9 @@ uint64_t tokens_wanted(const Corpus& corpus, const ProfileOptions& o) {
 
 }  // namespace
 
-void profile(model::Model& model, Device& device, ThreadTeam& team, const Corpus& corpus, const ProfileOptions& options,
-             model::Sidecar& sidecar, FunctionRef<bool(const ProfileProgress&)> keep_going) {
+void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team, const Corpus& corpus,
+             const ProfileOptions& options, model::Sidecar& sidecar,
+             FunctionRef<bool(const ProfileProgress&)> keep_going) {
   if (!(options.threshold >= 0) || !std::isfinite(options.threshold)) {
     fail("the sparse threshold is {}, expected 0 or more", options.threshold);
   }
@@ -64,7 +65,8 @@ void profile(model::Model& model, Device& device, ThreadTeam& team, const Corpus
   if (s.sequences_done > 0 || s.tokens > 0) check_continues(s, corpus, options);
   begin(s, corpus, options);
 
-  CountingDevice counting(device, team, model, options.threshold, options.moments, s);
+  PredictorTrial trial(model, options.threshold, s);
+  CountingDevice counting(device, team, model, options.threshold, options.moments, trial, s);
   engine::EngineOptions engine_options;
   engine_options.n_ctx = options.corpus.window;
   engine_options.sparsity = engine::Sparsity::off;  // every gate and up is to be seen
@@ -89,6 +91,7 @@ void profile(model::Model& model, Device& device, ThreadTeam& team, const Corpus
     s.complete = s.sequences_done == corpus.sequences.size();
     wanted = keep_going(progress);
   }
+  trial.finish(host, s);
 }
 
 }  // namespace hearth::offline

@@ -25,8 +25,10 @@ struct ProfileProgress {
 
 // Adds to the sidecar's statistics, which must be empty or of an earlier run over the same texts with the same options
 // (Error otherwise: they would not add up). Sequences done earlier are skipped. After every sequence, `keep_going` is
-// asked; when it answers false, what was gathered stays and the statistics say that they are incomplete.
-void profile(model::Model& model, Device& device, ThreadTeam& team, const Corpus& corpus, const ProfileOptions& options,
-             model::Sidecar& sidecar, FunctionRef<bool(const ProfileProgress&)> keep_going);
+// asked; when it answers false, what was gathered stays and the statistics say that they are incomplete. The file's own
+// predictors are tried on a few of the tokens, on `host`, a host device nobody else uses.
+void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team, const Corpus& corpus,
+             const ProfileOptions& options, model::Sidecar& sidecar,
+             FunctionRef<bool(const ProfileProgress&)> keep_going);
 
 }  // namespace hearth::offline

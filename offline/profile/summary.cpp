@@ -48,7 +48,8 @@ nlohmann::json to_json(const LayerSummary& l) {
           {"coactive_recent_64", json_or_null(l.recent)},
           {"hit_rate_of_26_percent", l.hit},
           {"hit_rate_heldout", json_or_null(l.hit_heldout)},
-          {"hit_rate_heldout_possible", json_or_null(l.hit_heldout_possible)}};
+          {"hit_rate_heldout_possible", json_or_null(l.hit_heldout_possible)},
+          {"predictor_named_per_active", json_or_null(l.named_per_active)}};
 }
 
 std::string percent(const std::optional<double>& v) {
@@ -73,6 +74,7 @@ std::vector<LayerSummary> summarize(const model::Statistics& statistics) {
     summary.hot_share = neurons_for_share(s.active, order, kActivationShare);
     summary.previous = s.previous.mean();
     summary.recent = s.recent.mean();
+    summary.named_per_active = s.named.per_active();
     summary.hit = share_of_first(s.active, order, hot);
     if (statistics.tokens_heldout > 0 && !s.active_heldout.empty()) {
       summary.hit_heldout = share_of_first(s.active_heldout, order, hot);
@@ -101,6 +103,7 @@ LayerSummary mean_of(const std::vector<LayerSummary>& layers) {
     add(mean.recent, l.recent, first);
     add(mean.hit_heldout, l.hit_heldout, first);
     add(mean.hit_heldout_possible, l.hit_heldout_possible, first);
+    add(mean.named_per_active, l.named_per_active, first);
   }
   return mean;
 }
@@ -115,13 +118,17 @@ std::string summary_table(const model::Sidecar& sidecar) {
                      "previous", "last 64", "hit rate", "held out", "possible");
   const std::vector<LayerSummary> layers = summarize(s);
   for (size_t l = 0; l < layers.size(); ++l) out += row(std::to_string(l), layers[l]);
-  out += row("mean", mean_of(layers));
+  const LayerSummary mean = mean_of(layers);
+  out += row("mean", mean);
   out += fmt::format(
       "\nprevious, last 64: share of a token's active neurons that were active with the token before, or with any of "
       "64.\n"
       "hit rate: share of the activations that the hottest {:.0f} % of the neurons make; held out: the same neurons on "
       "text that was not profiled; possible: that text's own hottest.\n",
       100 * kHotSet);
+  if (mean.named_per_active) {
+    out += fmt::format("predictors: the file's own name {:.2f} neurons for each active one.\n", *mean.named_per_active);
+  }
   return out;
 }
 

@@ -16,6 +16,7 @@ struct LayerSummary {
   double hit = 0;                              // share of the activations made by the hottest kHotSet of the neurons
   std::optional<double> hit_heldout;           // by the same neurons, on text that was not profiled
   std::optional<double> hit_heldout_possible;  // by the hottest of that text itself
+  std::optional<double> named_per_active;      // neurons that the file's predictor names, for each active one
 };
 constexpr double kActivationShare = 0.8, kHotSet = 0.26;
 

@@ -94,6 +94,17 @@ class Reader {
     p.layers.resize(s_.n_ff.size());
     read_shares("coactive_previous", [](LayerStatistics& l) -> MeanShare& { return l.previous; });
     read_shares("coactive_recent", [](LayerStatistics& l) -> MeanShare& { return l.recent; });
+    read_named();
+  }
+
+  // Sidecars that were made before there were such figures do not have them.
+  void read_named() {
+    if (file_.find(key(kProfile, "predictor_named")) == nullptr) return;
+    const auto named = u64_array("predictor_named"), active = u64_array("predictor_active");
+    if (named.size() != s_.n_ff.size() || active.size() != s_.n_ff.size()) {
+      fail("'{}': {} and {} figures of predictors for {} layers", name_, named.size(), active.size(), s_.n_ff.size());
+    }
+    for (size_t l = 0; l < named.size(); ++l) s_.statistics.layers[l].named = {named[l], active[l]};
   }
 
   void read_thresholds() {
@@ -242,6 +253,8 @@ void set_profile(gguf::Writer& out, const Statistics& p) {
   out.set(key(kProfile, "coactive_previous_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.previous.tokens; }));
   out.set(key(kProfile, "coactive_recent_sums"), by_layer<double>(p, [](auto& l) { return l.recent.sum; }));
   out.set(key(kProfile, "coactive_recent_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.recent.tokens; }));
+  out.set(key(kProfile, "predictor_named"), by_layer<uint64_t>(p, [](auto& l) { return l.named.named; }));
+  out.set(key(kProfile, "predictor_active"), by_layer<uint64_t>(p, [](auto& l) { return l.named.active; }));
 }
 
 }  // namespace

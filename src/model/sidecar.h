@@ -49,6 +49,14 @@ struct MeanShare {
   }
 };
 
+// What the model file's own predictor named, over a few tokens (none: it was not tried, or there is none).
+struct NamedNeurons {
+  uint64_t named = 0, active = 0;
+  std::optional<double> per_active() const {
+    return active > 0 ? std::optional(static_cast<double>(named) / static_cast<double>(active)) : std::nullopt;
+  }
+};
+
 // Sums over the tokens profiled so far. "Active": |act(gate)| > threshold.
 struct LayerStatistics {
   std::vector<uint64_t> active;          // [n_ff] tokens that had the neuron active
@@ -57,6 +65,7 @@ struct LayerStatistics {
       impact;          // [n_ff] sum over tokens of |value| * ||down row||, value = act(gate) * up; empty = unknown
   MeanShare previous;  // share of a token's active set that the previous token's had
   MeanShare recent;    // share that the union of the previous 64 tokens' sets had
+  NamedNeurons named;
   std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
   int64_t n_ff() const { return static_cast<int64_t>(active.size()); }
 };

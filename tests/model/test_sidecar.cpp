@@ -38,6 +38,7 @@ class SidecarTest : public testing::Test {
       }
       l.previous = {400.5, 999};
       l.recent = {800.25, 900};
+      l.named = {33, 22};
       l.moments = test::random_normal(rng, static_cast<size_t>(s.n_embd * s.n_embd));
     }
     return s;
@@ -73,6 +74,7 @@ TEST_F(SidecarTest, IsReadBackAsWritten) {
     EXPECT_EQ(b.layers[l].moments, a.layers[l].moments);
     EXPECT_EQ(b.layers[l].previous.sum, 400.5);
     EXPECT_EQ(b.layers[l].recent.tokens, 900u);
+    EXPECT_EQ(b.layers[l].named.per_active(), 1.5);
   }
 }
 

@@ -184,5 +184,50 @@ TEST(PrescribedNeurons, RunAsTheUndividedModelDoes) {
   EXPECT_LT(both.density().host_share(), 1.0);
 }
 
+// How many neurons predictors name: those of the model's file as the profile found, those of the sidecar as measured
+// when they were made.
+TEST(NamedNeurons, ComeFromTheSidecar) {
+  const test::TempDir dir;
+  test::write_tiny_gguf(dir / "m.gguf", {.predictor_rank = 8});
+  const model::Model m = model::Model::load(dir / "m.gguf");
+  model::Sidecar sidecar = model::Sidecar::empty_for(m.file(), m.config());
+  sidecar.statistics.layers[0].named = {150, 100};
+  ModelShape shape = shape_of(m);
+  EXPECT_FALSE(shape.layers[0].named_per_active);
+  set_named_per_active(shape, sidecar);
+  EXPECT_EQ(shape.layers[0].named_per_active, 1.5);
+  EXPECT_FALSE(shape.layers[1].named_per_active);
+
+  std::mt19937 rng(2);
+  const int64_t n_embd = m.config().n_embd, n_ff = m.config().n_ff;
+  sidecar.new_predictors.resize(2);
+  for (model::PredictorData& p : sidecar.new_predictors) {
+    const auto fc1 = test::random_normal(rng, static_cast<size_t>(4 * n_embd));
+    const auto fc2 = test::random_normal(rng, static_cast<size_t>(n_ff * 4));
+    p.method = "svd";
+    p.fc1 = model::OwnedMatrix::from(fc1.data(), 4, n_embd, DType::f16);
+    p.fc2 = model::OwnedMatrix::from(fc2.data(), n_ff, 4, DType::f16);
+    p.threshold.resize(static_cast<size_t>(n_ff));
+    p.figures = {0.99f, 0.9f, 0.99f, 0.5f, 0.25f, 0.5f, 100};
+  }
+  sidecar.write(dir / "m.sparse.gguf");
+  set_named_per_active(shape, model::Sidecar::read(dir / "m.sparse.gguf"));
+  EXPECT_EQ(shape.layers[0].named_per_active, 2.0);
+  EXPECT_EQ(shape.layers[1].named_per_active, 2.0);
+}
+
+TEST(NamedNeurons, CostTheCpuTheirGateRows) {
+  ModelShape shape = test::llama_7b();
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31 << 20;
+  const Frequencies f = typical_frequencies(shape, 0.11);
+  const auto speed = [&](std::optional<double> named) {
+    for (LayerShape& l : shape.layers) l.named_per_active = named;
+    return 1 / Planner(shape, f, {}).plan(6 * kGiB).seconds;
+  };
+  EXPECT_GT(speed(1.0), 1.02 * speed(1.4));
+  EXPECT_GT(speed(1.4), 1.02 * speed(3.0));
+  EXPECT_EQ(speed({}), speed(CostModel{}.predicted_per_active));
+}
+
 }  // namespace
 }  // namespace hearth::offline

@@ -127,8 +127,8 @@ class ProfileModel : public testing::Test {
   template <typename F>
   void go_on(model::Sidecar& s, const Corpus& c, const ProfileOptions& o, F&& keep_going, int threads = 2) {
     ThreadTeam team(threads);
-    const auto device = cpu::make_reference_device();
-    profile(*model_, *device, team, c, o, s, keep_going);
+    const auto device = cpu::make_reference_device(), host = cpu::make_reference_device();
+    profile(*model_, *device, *host, team, c, o, s, keep_going);
   }
   static void expect_equal(const model::Sidecar& a, const model::Sidecar& b) {
     EXPECT_EQ(a.statistics.tokens, b.statistics.tokens);
@@ -194,6 +194,66 @@ TEST_F(ProfileModel, InterruptedAndResumedItIsTheSame) {
   }
   EXPECT_GT(rounds, 2);
   expect_equal(parts, whole);
+}
+
+// Neurons whose scores exceed their thresholds, by the definition.
+uint64_t named_by(const Predictor& p, const float* x) {
+  const auto product = [](const Matrix& w, int64_t row, const std::vector<float>& v) {
+    std::vector<float> weights(v.size());
+    traits(w.type).to_float(w.row(row), weights.data(), w.cols);
+    double sum = 0;
+    for (size_t i = 0; i < v.size(); ++i) sum += static_cast<double>(weights[i]) * v[i];
+    return static_cast<float>(sum);
+  };
+  const std::vector<float> in(x, x + p.fc1.cols);
+  std::vector<float> hidden;
+  for (int64_t r = 0; r < p.fc1.rows; ++r) {
+    const float h = product(p.fc1, r, in);
+    hidden.push_back(p.relu ? std::max(0.0f, h) : h);
+  }
+  uint64_t n = 0;
+  for (int64_t k = 0; k < p.n(); ++k) n += product(p.fc2, k, hidden) > p.threshold.data[k] ? 1 : 0;
+  return n;
+}
+
+TEST_F(ProfileModel, APredictorIsTriedOnAFewTokens) {
+  load({.predictor_rank = 12});
+  model::Statistics s = model::Sidecar::empty_for(model_->file(), model_->config()).statistics;
+  s.layers[0].named = {7, 5};
+  PredictorTrial trial(*model_, 0.25f, s);
+  EXPECT_EQ(trial.wanted(0), 0) << "known already";
+  const Predictor& p = model_->weights().layers[1].predictor.weights;
+  const int64_t n_embd = model_->config().n_embd, n_ff = model_->config().n_ff;
+  std::mt19937 rng(5);
+  uint64_t named = 0, active = 0;
+  for (const int64_t T : {1, 4}) {
+    const auto inputs = test::random_normal(rng, static_cast<size_t>(T * n_embd));
+    const auto gates = test::random_normal(rng, static_cast<size_t>(T * n_ff));
+    EXPECT_GE(trial.wanted(1), T);
+    trial.add(1, inputs.data(), gates.data(), T);
+    for (int64_t t = 0; t < T; ++t) named += named_by(p, inputs.data() + t * n_embd);
+    for (const float z : gates) active += z > 0.25f ? 1 : 0;
+  }
+  EXPECT_EQ(trial.wanted(1), PredictorTrial::kTokens - 5);
+  trial.finish(*cpu::make_reference_device(), s);
+  EXPECT_EQ(s.layers[0].named.named, 7u);
+  EXPECT_EQ(s.layers[1].named.named, named);
+  EXPECT_EQ(s.layers[1].named.active, active);
+  EXPECT_GT(named, 0u);
+}
+
+TEST_F(ProfileModel, TriesThePredictorsOfTheFile) {
+  EXPECT_FALSE(run(corpus(3), options()).statistics.layers[0].named.per_active());
+  load({.predictor_rank = 12});
+  const Corpus c = corpus(6);
+  model::Sidecar s = run(c, options());
+  const auto first = s.statistics.layers[1].named;
+  EXPECT_GT(first.named, 0u);
+  EXPECT_GT(first.active, 0u);
+  EXPECT_LT(first.active, static_cast<uint64_t>(PredictorTrial::kTokens * s.n_ff[1]));
+  s.statistics.complete = false, s.statistics.sequences_done -= 1;
+  go_on(s, c, options(), [](const ProfileProgress&) { return true; });
+  EXPECT_EQ(s.statistics.layers[1].named.named, first.named) << "once is enough";
 }
 
 TEST_F(ProfileModel, ThreadsDoNotMatter) {
