@@ -29,6 +29,7 @@ struct Sweep {
     if (models.size() > 1) keys.push_back("model_filename");
     if (thresholds.size() > 1) keys.push_back("sparse_threshold");
     if (contexts.size() > 1) keys.push_back("n_ctx");
+    if (link_shares.size() > 1) keys.push_back("link_share");
     return keys;
   }
 };
@@ -140,6 +141,7 @@ void run_tests(const BenchOptions& o, const Setting& setting, Results& results) 
       model.config().n_layer,
       engine::to_string(session.engine().sparsity()),
       setting.threshold,
+      setting.model.link_share,
       session.load_seconds()};
   Bench runner(session, o.repetitions, !o.no_bandwidth);
   for (const int64_t depth : o.depths) {
@@ -197,7 +199,10 @@ void bench(BenchOptions o) {
   if (!o.from.empty()) {
     if (!o.sweep.models.empty()) fail("--from prints what was measured before; leave out -m");
     const ordered_json rows = read_bench_json(o.from);
-    Results results(o.output, {"n_ctx", "sparse_threshold"});
+    std::vector<std::string> keys = {"n_ctx", "sparse_threshold"};
+    const auto has_share = [](const ordered_json& r) { return r.value("link_share", ordered_json()).is_number(); };
+    if (std::any_of(rows.begin(), rows.end(), has_share)) keys.push_back("link_share");
+    Results results(o.output, keys);
     for (const ordered_json& row : rows) results.put(row);
     results.end();
     return write_plot(o.plot, rows);

@@ -65,7 +65,8 @@ struct BenchModel {
   std::string file, type, arch;  // type: "llama 35.7M q8_0"
   size_t bytes = 0, parameters = 0;
   int64_t n_layer = 0;
-  std::string sparsity, threshold;  // threshold: as it was asked for; empty: none
+  std::string sparsity, threshold;   // threshold: as it was asked for; empty: none
+  std::optional<double> link_share;  // as it was asked for
   double load_seconds = 0;
 };
 

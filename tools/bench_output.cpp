@@ -81,6 +81,7 @@ std::vector<Column> columns_of(const ordered_json& row, const std::vector<std::s
   if (is_swept("n_ctx")) c.push_back(scaled("context", 7, "n_ctx", 1, "{:.0f}"));
   if (is_swept("sparse_threshold"))
     c.push_back({"threshold", 9, false, [](const ordered_json& r) { return text(r, "sparse_threshold"); }});
+  if (is_swept("link_share")) c.push_back(scaled("link share", 10, "link_share", 1, "{:g}"));
   c.push_back({"test", 16, false, test_of});
   c.push_back({"t/s", 18, false, [](const ordered_json& r) {
                  return fmt::format("{:.2f} ± {:.2f}", number(r, "avg_ts"), number(r, "stddev_ts"));
@@ -133,6 +134,7 @@ std::vector<const char*> csv_keys() {
           "n_threads",
           "sparsity",
           "sparse_threshold",
+          "link_share",
           "n_ctx",
           "n_prompt",
           "n_gen",
@@ -240,6 +242,7 @@ ordered_json bench_json(const BenchModel& model, const BenchRow& row) {
   j["n_threads"] = row.threads;
   j["sparsity"] = model.sparsity;
   j["sparse_threshold"] = model.threshold.empty() ? ordered_json() : ordered_json(model.threshold);
+  j["link_share"] = model.link_share ? ordered_json(*model.link_share) : ordered_json();
   j["n_ctx"] = row.n_ctx;
   j["n_prompt"] = row.n_prompt;
   j["n_gen"] = row.n_gen;

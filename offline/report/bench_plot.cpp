@@ -22,12 +22,14 @@ struct Dimension {
   const char* label;  // of a line, with the value
   double scale;
 };
-constexpr Dimension kDimensions[] = {{"vram_budget", "GPU memory budget, GiB", "{:g} GiB", 1.0 / (1 << 30)},
-                                     {"n_threads", "CPU threads", "{:g} threads", 1},
-                                     {"n_depth", "tokens of context in use", "at {:g}", 1},
-                                     {"density", "active neurons, %", "{:.1f} % active", 100},
-                                     {"n_ctx", "context length", "-c {:g}", 1},
-                                     {"n_gen", "tokens generated", "tg{:g}", 1}};
+constexpr Dimension kDimensions[] = {
+    {"vram_budget", "GPU memory budget, GiB", "{:g} GiB", 1.0 / (1 << 30)},
+    {"n_threads", "CPU threads", "{:g} threads", 1},
+    {"n_depth", "tokens of context in use", "at {:g}", 1},
+    {"link_share", "share of cold neurons read over the link", "{:g} over the link", 1},
+    {"density", "active neurons, %", "{:.1f} % active", 100},
+    {"n_ctx", "context length", "-c {:g}", 1},
+    {"n_gen", "tokens generated", "tg{:g}", 1}};
 
 double value_of(const ordered_json& row, const Dimension& d) {
   const auto it = row.find(d.key);

@@ -67,6 +67,19 @@ TEST(BenchPlot, WhatVariesMostIsTheAxisAndTheRestAreLines) {
   EXPECT_EQ(count(svg, "plan"), 0u);
 }
 
+TEST(BenchPlot, LinkSharesAreAnAxisOrALine) {
+  ordered_json rows = ordered_json::array();
+  for (const double share : {0.0, 0.2, 0.4}) {
+    for (const double gib : {5.0, 7.75}) {
+      rows.push_back(row(gib, 14, gib + share));
+      rows.back()["link_share"] = share;
+    }
+  }
+  EXPECT_NE(bench_plot_svg(rows).find("share of cold neurons read over the link"), std::string::npos);
+  for (const double gib : {2.0, 3.0}) rows.push_back(row(gib, 14, gib));
+  EXPECT_NE(bench_plot_svg(rows).find(">measured, 0.4 over the link<"), std::string::npos);
+}
+
 TEST(BenchPlot, DensityIsAnAxisOnlyWhereItWasSwept) {
   ordered_json rows = ordered_json::array({row(0, 4, 10), row(0, 4, 20), row(0, 4, 30)});
   for (size_t i = 0; i < 3; ++i) {

@@ -144,6 +144,7 @@ TEST_F(BenchProgram, TablesNameWhatIsSwept) {
   };
   EXPECT_NE(table({"--sparse-threshold", "0,0.5"}).find("| threshold |"), std::string::npos);
   EXPECT_NE(table({"-c", "8,16"}).find("| context |"), std::string::npos);
+  EXPECT_NE(table({"--link-share", "0,0.5"}).find("| link share |"), std::string::npos);
   EXPECT_NE(table({"-m", file("other.gguf")}).find("| other.gguf"), std::string::npos);
   const std::string plain = table({"-t", "1,2"});
   EXPECT_EQ(plain.find("| threshold |"), std::string::npos);
