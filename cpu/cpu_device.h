@@ -10,6 +10,13 @@ namespace hearth::cpu {
 
 WeightType weight_type(DType type);
 
+// Asks for `bytes` from `begin` on to come to the second-level cache.
+inline void prefetch(const std::byte* begin, size_t bytes) {
+  constexpr size_t kLine = 64;
+  const size_t skew = reinterpret_cast<uintptr_t>(begin) % kLine;
+  for (size_t i = 0; i < skew + bytes; i += kLine) __builtin_prefetch(begin - skew + i, 0, 2);
+}
+
 class CpuDevice final : public HostDevice {
  public:
   CpuDevice(ThreadTeam& team, Isa isa);

@@ -59,9 +59,7 @@ void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input
                              bool accumulate, int thread) {
   void* panel = thread_scratch(thread);
   // Packing reads many rows side by side; as one stream they come from memory twice as fast.
-  const std::byte* weights = w.row(r0);
-  const auto bytes = static_cast<int64_t>(static_cast<size_t>(n) * w.row_size());
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(weights + i, 0, 2);
+  prefetch(w.row(r0), static_cast<size_t>(n) * w.row_size());
   for (int64_t r = 0; r < n; r += k_.nr) {
     const int columns = static_cast<int>(std::min<int64_t>(k_.nr, n - r));
     k_.int8_pack_rows[index(w.type)](w.data, w.row_size(), r0 + r, columns, w.cols, panel);

@@ -4,23 +4,12 @@
 // threads suggests.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
 
 namespace hearth::cpu {
-namespace {
-
-// Asks for `bytes` from `begin` on to come to the second-level cache.
-void prefetch(const std::byte* begin, size_t bytes) {
-  constexpr size_t kLine = 64;
-  const size_t skew = reinterpret_cast<uintptr_t>(begin) % kLine;
-  for (size_t i = 0; i < skew + bytes; i += kLine) __builtin_prefetch(begin - skew + i, 0, 2);
-}
-
-}  // namespace
 
 CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed) const {
   const int64_t threads = team_.size();
@@ -145,7 +134,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     if (!knows_down || step >= c.n || thread >= n_shares(1)) return false;
     const size_t begin = row_bytes(s.down_t.type, share_begin(1, thread));
     const size_t end = row_bytes(s.down_t.type, share_begin(1, thread + 1));
-    prefetch(static_cast<const std::byte*>(s.down_t.row(c.listed[step])) + begin, end - begin);
+    prefetch(s.down_t.row(c.listed[step]) + begin, end - begin);
     return true;
   };
   const auto down = [&](int64_t share, int64_t, int) {

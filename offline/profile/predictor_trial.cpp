@@ -38,10 +38,10 @@ void PredictorTrial::finish(Device& host, model::Statistics& statistics) const {
   std::vector<int32_t> ids(static_cast<size_t>(n_ff));
   std::vector<std::byte> q8(host.q8_bytes(n_embd));
   for (size_t l = 0; l < tokens_.size(); ++l) {
-    Tokens tokens = tokens_[l];
+    const Tokens& tokens = tokens_[l];
     model::NamedNeurons& named = statistics.layers[l].named;
     for (size_t at = 0; at < tokens.inputs.size(); at += static_cast<size_t>(n_embd)) {
-      const Act in{tokens.inputs.data() + at, q8.data()};
+      const Act in{const_cast<float*>(tokens.inputs.data() + at), q8.data()};  // inputs of operations are only read
       host.quantize(in, 1, n_embd);
       int32_t count = 0;
       host.predict(model_.weights().layers[l].predictor.weights, in, {.n_first = n_ff, .first = {ids.data(), &count}});
