@@ -61,7 +61,7 @@ struct ListBlock {
   const ListKernelArgs& a;
   const ListPart& part;
   const int lane, warp, group, groups, t;
-  RowSlots<D, kChunks> slots;
+  RowSlots<D, kChunks, true> slots;
   OwnedInput<D, kChunks> in;
   float acc[kChunks][F::kWeights] = {};
   const int32_t* ids;  // of the tile, in shared memory
@@ -87,6 +87,15 @@ struct ListBlock {
   __device__ __forceinline__ int slot(int kind, int batch, int r) const {
     return (kind * kStages + (batch & 1)) * a.batch + r;
   }
+  // Whether to leave a row out. To ask costs more than a row in vain where that is cheap; slots that nothing was
+  // requested for hold anything, and what is made of them is not used.
+  static __device__ __forceinline__ bool skip(bool wanted) { return F::kQuantized && !wanted; }
+  __device__ __forceinline__ int any_slot(int kind, int batch, int r) const {
+    return slot(kind, batch, min(r, a.batch - 1));
+  }
+  __device__ __forceinline__ int any_row(int batch, int r) const {
+    return Format<D>::kQuantized ? ids[min(max(position(batch, r), 0), n - 1)] : 0;
+  }
 
   __device__ __forceinline__ void request_gates(int batch) const {
 #pragma unroll
@@ -107,19 +116,29 @@ struct ListBlock {
   __device__ __forceinline__ float dot(int s, int row) const {
     float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      if (slots.has(k)) sum = in.dot(k, slots.get(s, k, row), sum);
-    }
+    for (int k = 0; k < kChunks; ++k) sum = in.dot(k, slots.get(s, k, row), sum);
     return sum;
   }
-  __device__ __forceinline__ void add_row(int s, int row, float value) {
+  // The active ones of a batch's down rows, each times value[r].
+  __device__ __forceinline__ void add_rows(int batch, unsigned active, const float (&value)[kBatch]) {
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if (!slots.has(k)) continue;
-      float w[F::kWeights];
-      F::decode(slots.get(s, k, row), w);
+      Chunk w[kBatch];
 #pragma unroll
-      for (int i = 0; i < F::kWeights; ++i) acc[k][i] = fmaf(value, w[i], acc[k][i]);
+      for (int r = 0; r < kBatch; ++r) {
+        w[r] = {};
+        if (skip((active >> r & 1) != 0)) continue;
+        w[r] = slots.get(any_slot(2, batch, r), k, any_row(batch, r));
+        if ((active >> r & 1) == 0) w[r] = {};
+      }
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        if (skip((active >> r & 1) != 0)) continue;
+        float values[F::kWeights];
+        F::decode(w[r], values);
+#pragma unroll
+        for (int i = 0; i < F::kWeights; ++i) acc[k][i] = fmaf(value[r], values[i], acc[k][i]);
+      }
     }
   }
 
@@ -129,11 +148,18 @@ struct ListBlock {
     const bool reads_gate = part.values == nullptr, has_up = part.shard.up.data != nullptr;
     wait_copy_groups<1>();
     float dots[2 * kMaxBatch] = {};
+    if (reads_gate && has(batch, 0)) {
 #pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
-      if (reads_gate && has(batch, r)) dots[r] = dot(slot(0, batch, r), ids[position(batch, r)]);
-      if (has_up && (old.active >> r & 1) != 0) {
-        dots[kMaxBatch + r] = dot(slot(1, batch, r), ids[position(batch - 2, r)]);
+      for (int r = 0; r < kBatch; ++r) {
+        if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r), any_row(batch, r));
+      }
+    }
+    if (has_up && old.active != 0) {
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        if (!skip((old.active >> r & 1) != 0)) {
+          dots[kMaxBatch + r] = dot(any_slot(1, batch, r), any_row(batch - 2, r));
+        }
       }
     }
     const float mine = warp_sums(dots);
@@ -162,11 +188,14 @@ struct ListBlock {
     if (has_up && lane >= kMaxBatch && lane < 2 * kMaxBatch && (old.active >> r & 1) != 0) {
       value *= part.neuron.up(sum, ids[position(batch - 2, r)]);
     }
+    if (old.active == 0) return now;
+    float values[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const float v = __shfl_sync(kAllLanes, value, kMaxBatch + i);
-      if ((old.active >> i & 1) != 0) add_row(slot(2, batch, i), ids[position(batch - 2, i)], v);
+      values[i] = (old.active >> i & 1) != 0 ? v : 0.0f;
     }
+    add_rows(batch - 2, old.active, values);
     return now;
   }
 
@@ -197,7 +226,7 @@ struct ListBlock {
     if (groups == 1) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
-        if (!slots.has(k)) continue;
+        if (t + k * a.threads >= n_chunks) continue;
         auto* to = reinterpret_cast<float4*>(partial) + (t + k * a.threads) * F::kWeights / 4;
 #pragma unroll
         for (int i = 0; i < F::kWeights; i += 4) {

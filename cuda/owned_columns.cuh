@@ -101,8 +101,9 @@ struct OwnedInput {
 };
 
 // Rows of weights on their way into shared memory. Each thread has its own columns and slots, so nobody waits for
-// anybody. A quantised chunk travels with the aligned word that holds its scale.
-template <DType D, int kChunks>
+// anybody. A quantised chunk travels with the aligned word that holds its scale. kAlways: threads whose columns would
+// be beyond the row have its last chunk, for inputs that are zero there: code that need not ask is faster.
+template <DType D, int kChunks, bool kAlways = false>
 struct RowSlots {
   using F = Format<D>;
   uint4* quants;
@@ -119,10 +120,14 @@ struct RowSlots {
   __device__ __forceinline__ int64_t scale_index(int64_t row, int c) const {
     return row * (n_chunks * F::kWeights / 32) + c * F::kWeights / 32;
   }
+  __device__ __forceinline__ int chunk(int k) const {
+    const int c = first + k * threads;
+    return kAlways ? min(c, n_chunks - 1) : c;
+  }
   __device__ __forceinline__ void request(int slot, const Matrix& w, int64_t row) const {
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      const int c = first + k * threads;
+      const int c = chunk(k);
       if (c >= n_chunks) continue;
       const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
       copy_async<16>(quants + at, static_cast<const uint4*>(w.data) + row * n_chunks + c);
@@ -132,7 +137,7 @@ struct RowSlots {
     }
   }
   __device__ __forceinline__ bool has(int k) const {
-    return first + k * threads < n_chunks;
+    return chunk(k) < n_chunks;
   }
   __device__ __forceinline__ Chunk get(int slot, int k, int64_t row) const {
     const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
@@ -140,7 +145,9 @@ struct RowSlots {
     w.q = quants[at];
     w.d = 0;
     if constexpr (F::kQuantized) {
-      const bool odd = scale_index(row, first + k * threads) % 2 != 0;
+      const unsigned per_row = static_cast<unsigned>(n_chunks * F::kWeights / 32);
+      const bool odd =
+          ((per_row & static_cast<unsigned>(row)) + static_cast<unsigned>(chunk(k) * F::kWeights / 32)) % 2 != 0;
       w.d = static_cast<unsigned short>(odd ? scales[at] >> 16 : scales[at]);
     }
     return w;
