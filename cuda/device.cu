@@ -178,6 +178,7 @@ class CudaDevice final : public Device, public DeviceClock {
     int32_t* count = nullptr;
     uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
     unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
+    Exchange exchange;            // of the predictor
     unsigned long long* argmax = nullptr;
   } scratch_;
 };
@@ -330,6 +331,8 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t down_counters = layout.add(down_need.counter_bytes);
   const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
+  const size_t hidden = layout.add(bytes(kMaxFusedRank, 8));
+  const size_t numbers = layout.add(bytes(gpu_->multiprocessors, 4));
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
   const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
@@ -344,6 +347,7 @@ void CudaDevice::reserve(const Limits& l) {
   place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
   place(scratch_.mask, mask), place(scratch_.arrived, arrived);
+  place(scratch_.exchange.words, hidden), place(scratch_.exchange.numbers, numbers);
   place(scratch_.down_counters, down_counters);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   gpu_.set_scratch(base + norm);
@@ -447,7 +451,11 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   if (predict_fits(p)) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
-    return cuda::predict(gpu_, p, in, norm ? &*norm : nullptr, lists, scratch_.up);
+    const InputNorm* n = norm ? &*norm : nullptr;
+    if (predict_fused_fits(gpu_, p, n, lists.posts())) {
+      return cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange);
+    }
+    return cuda::predict(gpu_, p, in, n, lists, scratch_.up);
   }
   Act h = in;
   if (p.fc1) {

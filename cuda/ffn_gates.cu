@@ -1,6 +1,5 @@
 // The gates of all neurons of a layer, and the list of those that fire: exact selection.
 #include "cuda/activation.cuh"
-#include "cuda/reduce.cuh"
 #include "cuda/row_dots.cuh"
 #include "cuda/sparse.cuh"
 
@@ -20,20 +19,6 @@ struct GateArgs {
   float* value;  // [n]
   NeuronLists lists;
 };
-
-// The whole result of the norm, in a launch with a hand-off: the messenger, which has the time, writes it before it
-// hands it over, instead of the blocks that read gates.
-__device__ __forceinline__ void write_norm(const InputNorm& norm) {
-  __shared__ float shared[kWarp];
-  const float* squares = norm.unscaled.squares;
-  float sum = 0.0f;
-  for (int i = threadIdx.x; i < (squares != nullptr ? norm.n / 32 : norm.n); i += kThreads) {
-    const float v = __ldcg((squares != nullptr ? squares : norm.x) + i);
-    sum += squares != nullptr ? v : v * v;
-  }
-  store_norm(norm, norm.scale(block_sum(sum, shared)), static_cast<int>(threadIdx.x) / kWarp, kMatvecWarps);
-  __syncthreads();
-}
 
 template <DType D>
 __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant__ GateArgs a) {
@@ -57,8 +42,8 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
     dots.start_norm(a.norm, shared);
     if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;
     grid_wait();
-    dots.run(a.norm, input_row<D>(a.in, 0, cols), shared,
-             !a.lists.posts());  // its barriers also order the zeros before the values
+    // Its barriers also order the zeros before the values.
+    dots.run(a.norm, input_row<D>(a.in, 0, cols), shared, !a.lists.posts());
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) {
       const int k = base + r;

@@ -1,13 +1,14 @@
 #pragma once
 // Launchers of predicted and sparse execution, one token each (core/device.h: Device::predict, Device::ffn_sparse).
 #include "core/device.h"
+#include "cuda/exchange.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/mailbox.cuh"
 #include "cuda/neuron_lists.cuh"
 
 namespace hearth::cuda {
 
-// --- predict.cu ---
+// --- predict.cu, predict_fused.cu ---
 // Whether predict() can: every row of whole 16-byte chunks, and not too long for the registers of a block. Otherwise
 // the scores are made by ordinary products and listed by list_scores().
 bool predict_fits(const Predictor& predictor);
@@ -15,6 +16,12 @@ bool predict_fits(const Predictor& predictor);
 //   norm->unscaled); or null. hidden: [rank] scratch.
 void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
              float* hidden);
+// The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
+// ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. exchange: scratch of its own.
+constexpr int64_t kMaxFusedRank = 2048;  // words of the exchange
+bool predict_fused_fits(const Gpu& gpu, const Predictor& predictor, const InputNorm* norm, bool posts);
+void predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
+                   const Exchange& exchange);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
 void relu(const Gpu& gpu, float* x, int64_t n);
 

@@ -9,6 +9,7 @@
 #include "cuda/copy_async.cuh"
 #include "cuda/format.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
 
 namespace hearth::cuda {
 
@@ -121,6 +122,21 @@ __device__ __forceinline__ void store_norm(const InputNorm& norm, float scale, i
     const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
     norm.store(block, __ldcg(norm.x + i) * norm.weight[i] * scale);
   }
+}
+
+// The whole result. Called by a block, ends with a barrier. In a launch with a hand-off the messenger, which has the
+// time, does it before it hands the result over, instead of the blocks that have products to do.
+__device__ __forceinline__ void write_norm(const InputNorm& norm) {
+  __shared__ float shared[kWarp];
+  const float* squares = norm.unscaled.squares;
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < (squares != nullptr ? norm.n / 32 : norm.n); i += static_cast<int>(blockDim.x)) {
+    const float v = __ldcg((squares != nullptr ? squares : norm.x) + i);
+    sum += squares != nullptr ? v : v * v;
+  }
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  store_norm(norm, norm.scale(block_sum(sum, shared)), static_cast<int>(threadIdx.x) / kWarp, warps);
+  __syncthreads();
 }
 
 __device__ __forceinline__ float sum_of_squares(const float4& v, float sum) {

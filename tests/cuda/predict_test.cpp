@@ -69,6 +69,16 @@ TEST_F(GpuPredictTest, EveryTypeAndShape) {
   }
 }
 
+// Both products in one kernel up to 8 rows of fc1 a multiprocessor, in two beyond.
+TEST_F(GpuPredictTest, LargePredictors) {
+  std::mt19937 rng(26);
+  for (const DType type : kAllTypes) {
+    expect_predicted(rng, {9001, 1120, 1024, type, type, true, true}, 0.1);
+    expect_predicted(rng, {70, 96, 1344, type, type}, 0.2);
+  }
+  expect_predicted(rng, {8000, 4096, 1024, DType::f16, DType::f16}, 0.1);
+}
+
 TEST_F(GpuPredictTest, ReluAndBias) {
   std::mt19937 rng(21);
   for (const bool relu : {false, true}) {

@@ -1,0 +1,312 @@
+// A predictor of one token in one kernel (otherwise two, predict.cu): every block has a few rows of fc1, in registers,
+// and a few words of the mask with their rows of fc2, on their way into shared memory. Between the two products blocks
+// hand each other the hidden vector (exchange.cuh).
+#include "cuda/exchange.cuh"
+#include "cuda/owned_columns.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/sparse.cuh"
+#include "cuda/staged_input.cuh"
+
+namespace hearth::cuda {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+constexpr int kRows = 8;                            // of fc1 in a block, at most
+constexpr int kMaxWords = 4;                        // of the mask in a block
+constexpr int kMaxSlots = kMaxWords * 32 / kWarps;  // rows of fc2 in a warp: two a word
+constexpr int64_t kMaxRank = kMaxFusedRank;
+
+struct FusedArgs {
+  Matrix fc1, fc2;
+  Act in;
+  InputNorm norm;  // whose result the input is, to be done on the way; norm.x null: none
+  const float* bias;
+  bool relu;
+  const float* threshold;
+  Exchange exchange;
+  int rows_per_block, words_per_block;
+  NeuronLists lists;
+};
+
+// The block's rows of fc1; thread t has chunks t, t + kThreads, ... of each.
+template <DType D, int kChunks>
+struct FirstProduct {
+  const FusedArgs& a;
+  const int first_row, n_rows;
+  Chunk w[kRows][kChunks];
+  OwnedInput<D, kChunks> in;
+
+  __device__ FirstProduct(const FusedArgs& args, int block)
+      : a(args),
+        first_row(block * args.rows_per_block),
+        n_rows(max(0, min(args.rows_per_block, static_cast<int>(args.fc1.rows) - first_row))) {}
+
+  // Requests the weights. May be called before grid_wait().
+  __device__ __forceinline__ void start() {
+    const int n_chunks = static_cast<int>(a.fc1.cols) / Format<D>::kWeights;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        w[r][k] = {};
+        // Asked for the block, not for the row, which would cost more than a row in vain.
+        if (r >= a.rows_per_block || n_rows == 0) continue;
+        const int c = min(static_cast<int>(threadIdx.x) + k * kThreads, n_chunks - 1);
+        const int64_t row = min(first_row + r, static_cast<int>(a.fc1.rows) - 1);
+        w[r][k] = load_chunk<D>(static_cast<const uint4*>(a.fc1.data) + row * n_chunks,
+                                static_cast<const unsigned short*>(a.fc1.scales) + row * (a.fc1.cols / 32), c);
+      }
+    }
+    if constexpr (!Format<D>::kQuantized) {
+      if (a.norm.x != nullptr) in.load_weight(a.norm.weight, a.fc1.cols, threadIdx.x, kThreads);
+    }
+  }
+  // The thread's columns of the input, after grid_wait(); returns its share of the sum of squares where there is a
+  // norm.
+  __device__ __forceinline__ float load_input() {
+    float squares = 0.0f;
+    if constexpr (Format<D>::kQuantized) {
+      in.load(a.norm.x != nullptr ? Act{nullptr, a.norm.unscaled.q8} : a.in, a.fc1.cols, threadIdx.x, kThreads);
+      if (a.norm.x != nullptr && static_cast<int>(threadIdx.x) < a.norm.n / 32) {
+        squares = __ldcg(a.norm.unscaled.squares + threadIdx.x);
+      }
+    } else if (a.norm.x != nullptr) {
+      squares = in.load_scaled(a.norm.x, a.fc1.cols, threadIdx.x, kThreads);
+    } else {
+      in.load(a.in, a.fc1.cols, threadIdx.x, kThreads);
+    }
+    return squares;
+  }
+  // Row r's sum in thread r; 1 / rms of the norm, by which it is multiplied already, in `scale`. Called by the block.
+  __device__ __forceinline__ float run(float squares, float& scale) const {
+    __shared__ float sums[kWarps][kRows + 1];
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    float dots[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      dots[r] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) dots[r] = in.dot(k, w[r][k], dots[r]);
+    }
+    const float sum = warp_sums(dots);
+    squares = group_sum(squares);
+    if (lane % (kWarp / kRows) == 0) sums[warp][lane / (kWarp / kRows)] = sum;
+    if (lane == 0) sums[warp][kRows] = squares;
+    __syncthreads();
+    scale = 1.0f;
+    if (a.norm.x != nullptr) scale = a.norm.scale(group_sum(lane < kWarps ? sums[lane][kRows] : 0.0f));
+    if (threadIdx.x >= kRows) return 0.0f;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) total += sums[i][threadIdx.x];
+    return total * scale;
+  }
+};
+
+// The hidden vector [rank] as a warp's threads read it, in shared memory: f32, and its 8-bit form.
+struct Hidden {
+  alignas(16) float x[kMaxRank];
+  uint4 quants[kMaxRank / 16];
+  Q8Scale scales[kMaxRank / 32];
+};
+
+// Waits for it. Called by the whole block, ends with a barrier.
+template <bool kQuantized>
+__device__ __forceinline__ void collect_hidden(const Exchange& e, int rank, uint32_t number, Hidden& hidden) {
+  for (int pair = threadIdx.x; pair < rank / 2; pair += kThreads) {
+    const uint2 v = wait_words(e.words + 2 * pair, number);
+    reinterpret_cast<float2*>(hidden.x)[pair] = {__uint_as_float(v.x), __uint_as_float(v.y)};
+  }
+  __syncthreads();
+  if constexpr (kQuantized) {
+    const int quads = rank / 4;
+    for (int first = 0; first < quads; first += kThreads) {
+      const int quad = first + static_cast<int>(threadIdx.x);
+      float v[1][4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[0][i] = quad < quads ? hidden.x[quad * 4 + i] : 0.0f;
+      Q8Quad q[1];
+      quantize_quads<1, true>(v, q);
+      if (quad < quads) reinterpret_cast<unsigned*>(hidden.quants)[quad] = q[0].word;
+      if (quad < quads && quad % 8 == 0) hidden.scales[quad / 8] = q[0].scale;
+    }
+    __syncthreads();
+  }
+}
+
+// A lane's columns of it; zero beyond.
+template <DType D, int kChunks>
+__device__ __forceinline__ void take_hidden(const Hidden& hidden, int cols, OwnedInput<D, kChunks>& in) {
+  using F = Format<D>;
+  const int lane = threadIdx.x % kWarp, n_chunks = cols / F::kWeights;
+  if constexpr (F::kQuantized) {
+    in.take(hidden.quants, hidden.scales, cols, lane, kWarp);
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (lane + k * kWarp >= n_chunks) in.scale[k] = {};
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int c = lane + k * kWarp;
+#pragma unroll
+      for (int u = 0; u < F::kUnits; ++u) {
+        in.units[k][u] = make_uint4(0, 0, 0, 0);
+        if (c < n_chunks) in.units[k][u] = reinterpret_cast<const uint4*>(hidden.x)[c * F::kUnits + u];
+      }
+    }
+  }
+}
+
+// kFirst: chunks of fc1's rows that a thread has; kSecond: of fc2's that a lane has.
+template <DType D, int kFirst, int kSecond>
+__global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constant__ FusedArgs a) {
+  extern __shared__ uint4 shared[];
+  __shared__ Hidden hidden;
+  __shared__ float scores[kMaxWords * 32];
+  __shared__ uint32_t number;
+  grid_trigger();
+  const bool messenger = is_messenger(a.lists);
+  const int block = worker(a.lists), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int workers = static_cast<int>(gridDim.x) - (a.lists.posts() ? 1 : 0);
+  if (messenger) {
+    grid_wait();
+    if (threadIdx.x == 0) count_launch(a.exchange, launch_number(a.exchange));
+    // The norm's result is not written yet where it is done on the way: the messenger writes it all.
+    if (a.norm.x != nullptr) write_norm(a.norm);
+    post_input(a.lists);
+  } else {
+    FirstProduct<D, kFirst> first(a, block);
+    first.start();
+    // Row i of the warp is row i * kWarps + warp of the block's, so that words are 32 / kWarps rows of every warp.
+    const int first_row = block * a.words_per_block * 32;
+    const int n_slots = a.words_per_block * 32 / kWarps;
+    const RowSlots<D, kSecond, true> slots(shared, n_slots, lane, kWarp, a.fc2.cols);
+    const bool has_rows = first_row < a.fc2.rows;
+    // Rows that fc2 does not have are its last.
+    const auto row_of = [&](int i) { return min(first_row + i * kWarps + warp, static_cast<int>(a.fc2.rows) - 1); };
+    float threshold = 0.0f;
+    const int neuron = first_row + warp * 32 + lane;  // of word `warp`
+    const bool has_word = warp < a.words_per_block && neuron < a.lists.n;
+    if (has_word) threshold = a.threshold[neuron];
+    grid_wait();
+    const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
+    const uint32_t mark = lane == 0 && warp < a.words_per_block ? mask_number(a.lists) : 0;
+    const float squares = first.load_input();
+    // Asked for behind the input, which would otherwise stand in line behind them; and first only as much as keeps the
+    // memory busy, because a warp that asks for more is held up until there is room for it.
+    const auto request = [&](int begin, int end) {
+#pragma unroll 1
+      for (int i = begin; has_rows && i < end; ++i) slots.request(i, a.fc2, row_of(i));
+      end_copy_group();
+    };
+    const int early = n_slots / 3;
+    request(0, early);
+    float scale;
+    if (threadIdx.x == 0) number = own_number, count_launch(a.exchange, own_number);
+    float sum = first.run(squares, scale);  // its barrier: everybody knows the number
+    if (static_cast<int>(threadIdx.x) < first.n_rows) {
+      const int k = first.first_row + static_cast<int>(threadIdx.x);
+      if (a.bias != nullptr) sum += a.bias[k];
+      put_word(a.exchange.words + k, __float_as_uint(a.relu ? fmaxf(sum, 0.0f) : sum), number);
+    }
+    request(early, n_slots);
+    if (a.norm.x != nullptr && !a.lists.posts() && warp == kWarps - 1) store_norm(a.norm, scale, block, workers);
+    if (has_rows) {
+      collect_hidden<Format<D>::kQuantized>(a.exchange, static_cast<int>(a.fc1.rows), number, hidden);
+      OwnedInput<D, kSecond> in;
+      take_hidden<D, kSecond>(hidden, static_cast<int>(a.fc2.cols), in);
+      wait_copy_groups<0>();
+      float dots[kMaxSlots];
+#pragma unroll
+      for (int word = 0; word < kMaxWords; ++word) {
+        dots[2 * word] = dots[2 * word + 1] = 0.0f;
+        if (word >= a.words_per_block) continue;
+#pragma unroll
+        for (int i = 2 * word; i < 2 * word + 2; ++i) {
+#pragma unroll
+          for (int k = 0; k < kSecond; ++k) dots[i] = in.dot(k, slots.get(i, k, row_of(i)), dots[i]);
+        }
+      }
+      const float score = warp_sums(dots);
+      const int slot = lane / (kWarp / kMaxSlots);
+      if (lane % (kWarp / kMaxSlots) == 0 && slot < n_slots) scores[slot * kWarps + warp] = score;
+      __syncthreads();
+      if (warp < a.words_per_block && first_row + warp * 32 < a.lists.n) {
+        const unsigned named = __ballot_sync(kAllLanes, has_word && scores[warp * 32 + lane] > threshold);
+        if (lane == 0) put_mask(a.lists, block * a.words_per_block + warp, named, mark);
+      }
+    }
+  }
+  if (!arrive_last(a.lists.arrived)) return;
+  write_lists<kThreads>(a.lists, shared);
+}
+
+// Calls f.template operator()<D, kFirst, kSecond>() with the fewest chunks that cover the rows; false when none does.
+template <typename F>
+bool with_chunks(const Predictor& p, F&& f) {
+  bool done = false;
+  with_format(p.fc1.type, [&]<DType D>() {
+    if constexpr (D != DType::f32) {
+      constexpr int kWeights = Format<D>::kWeights, kNarrow = Format<D>::kQuantized ? 1 : 2;
+      if (p.fc1.cols % kWeights != 0 || p.fc2.cols % kWeights != 0) return;
+      const int64_t first = ceil_div(p.fc1.cols / kWeights, kThreads), second = ceil_div(p.fc2.cols / kWeights, kWarp);
+      const auto attempt = [&]<int kFirst, int kSecond>() {
+        if (done || first > kFirst || second > kSecond) return;
+        f.template operator()<D, kFirst, kSecond>();
+        done = true;
+      };
+      attempt.template operator()<1, kNarrow>();
+      attempt.template operator()<1, 2 * kNarrow>();
+      attempt.template operator()<2, kNarrow>();
+      attempt.template operator()<2, 2 * kNarrow>();
+    }
+  });
+  return done;
+}
+
+struct FusedPlan {
+  int workers = 0, rows = 0, words = 0;
+  size_t shared_bytes = 0;
+};
+
+// Nothing (no workers) where the predictor is of another kind or too large.
+FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, bool posts) {
+  constexpr size_t kStatic = (16 << 10) + sizeof(Hidden);
+  FusedPlan plan;
+  if (!p.fc1 || p.fc1.type != p.fc2.type || p.fc1.rows > kMaxRank || p.fc1.rows % 4 != 0) return plan;
+  const int64_t workers = gpu.multiprocessors - (posts ? 1 : 0);
+  const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(ceil_div(p.n(), 32), workers);
+  if (rows > kRows || words > kMaxWords) return plan;
+  with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
+    const size_t bytes = slot_bytes<D>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
+    if (bytes + kStatic > gpu.shared_per_block) return;
+    plan = {static_cast<int>(workers), static_cast<int>(rows), static_cast<int>(words),
+            std::max(bytes, kListSharedBytes)};
+  });
+  return plan;
+}
+
+}  // namespace
+
+bool predict_fused_fits(const Gpu& gpu, const Predictor& p, const InputNorm* norm, bool posts) {
+  const bool needs_half = norm != nullptr && p.fc1 && is_quantized(p.fc1.type);
+  if (needs_half && norm->unscaled.q8 == nullptr) return false;
+  return plan_fused(gpu, p, posts).workers > 0;
+}
+
+void predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
+                   const Exchange& exchange) {
+  const FusedPlan plan = plan_fused(gpu, p, lists.posts());
+  HEARTH_CHECK(plan.workers > 0);
+  FusedArgs a{};
+  a.fc1 = p.fc1, a.fc2 = p.fc2, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.threshold = p.threshold.data;
+  if (norm != nullptr) a.norm = *norm;
+  a.exchange = exchange, a.rows_per_block = plan.rows, a.words_per_block = plan.words, a.lists = lists;
+  with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
+    launch(gpu, fused_kernel<D, kFirst, kSecond>, grid_size(plan.workers + (lists.posts() ? 1 : 0)), kThreads,
+           plan.shared_bytes, a);
+  });
+}
+
+}  // namespace hearth::cuda
