@@ -7,7 +7,7 @@ namespace {
 
 TEST(HybridSteps, TenThousandInARow) {
   const auto main = cpu::make_reference_device();
-  test::expect_hybrid_steps(*main, 10'000);
+  test::expect_hybrid_steps(*main, 0, 10'000);
 }
 
 }  // namespace

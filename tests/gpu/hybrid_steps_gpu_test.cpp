@@ -9,8 +9,18 @@ TEST(GpuHybridSteps, TenThousandInARow) {
   std::string why;
   if (cuda::list_gpus(&why).empty()) GTEST_SKIP() << "needs a GPU: " << why;
   const auto gpu = cuda::make_device(0);
-  test::expect_hybrid_steps(*gpu, 10'000);
+  test::expect_hybrid_steps(*gpu, 0, 10'000);
 }
+
+// The same in ten pieces, each on a new device: for tools that do not bear so many kernels in one process.
+class GpuHybridPieces : public ::testing::TestWithParam<int> {};
+TEST_P(GpuHybridPieces, OfAThousand) {
+  std::string why;
+  if (cuda::list_gpus(&why).empty()) GTEST_SKIP() << "needs a GPU: " << why;
+  const auto gpu = cuda::make_device(0);
+  test::expect_hybrid_steps(*gpu, GetParam() * 1'000, 1'000);
+}
+INSTANTIATE_TEST_SUITE_P(TenOf, GpuHybridPieces, ::testing::Range(0, 10));
 
 }  // namespace
 }  // namespace hearth

@@ -75,11 +75,12 @@ class HybridLayer {
 };
 
 // The main device's side: issues all steps one after the other, without waiting for any. Returns what x became in each.
-inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, Mailbox& box, int n_steps) {
+inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, Mailbox& box, int first_step,
+                                        int n_steps) {
   main.use_from_this_thread();
   std::vector<float> host_x;
   for (int i = 0; i < n_steps; ++i) {
-    const HybridStep step(i);
+    const HybridStep step(first_step + i);
     host_x.insert(host_x.end(), step.x.begin(), step.x.end());
   }
   const size_t bytes = host_x.size() * sizeof(float);
@@ -90,7 +91,7 @@ inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, 
   const NeuronList first{ids.as<int32_t>(), ids.as<int32_t>() + kHybridNeurons};
   const Act h{normed.as<float>(), nullptr};
   for (int i = 0; i < n_steps; ++i) {
-    const HybridStep step(i);
+    const HybridStep step(first_step + i);
     float* x = all_x.as<float>() + i * kHybridEmbd;
     main.norm(layer.norm(), x, 1, h);
     FfnShard hot = layer.shard(0, step.n_hot);
@@ -116,10 +117,10 @@ inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, 
 }
 
 // The CPU's side.
-inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, int n_steps) {
+inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, int first_step, int n_steps) {
   std::vector<float> h(kHybridEmbd);
   for (int i = 0; i < n_steps; ++i) {
-    const HybridStep step(i);
+    const HybridStep step(first_step + i);
     const float* x = box.wait_input();
     std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
     MailboxRequest request;
@@ -138,8 +139,9 @@ inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, i
   }
 }
 
-// n_steps on `main` and the SIMD CPU device, each in a thread of its own; every result against the oracle's.
-inline void expect_hybrid_steps(Device& main, int n_steps) {
+// Steps [first_step, first_step + n_steps) on `main` and the SIMD CPU device, each in a thread of its own; every result
+// against the oracle's.
+inline void expect_hybrid_steps(Device& main, int first_step, int n_steps) {
   std::mt19937 rng(5);
   ThreadTeam team(3);
   const auto host = cpu::make_device(team), oracle = cpu::make_reference_device();
@@ -150,8 +152,9 @@ inline void expect_hybrid_steps(Device& main, int n_steps) {
   const HybridLayer main_layer(main, rng), host_layer(*host, rng), oracle_layer(*oracle, rng);
   const auto box = main.open_mailbox(kHybridEmbd, kHybridNeurons);
 
-  auto main_side = std::async(std::launch::async, [&] { return run_main_side(main, main_layer, *box, n_steps); });
-  run_cpu_side(*host, host_layer, *box, n_steps);
+  auto main_side =
+      std::async(std::launch::async, [&] { return run_main_side(main, main_layer, *box, first_step, n_steps); });
+  run_cpu_side(*host, host_layer, *box, first_step, n_steps);
   const std::vector<float> got = main_side.get();
 
   // 70 float additions of terms of up to about 8 x 48 (two products of 48 normals, and a normal), and a factor 4 for
@@ -159,7 +162,7 @@ inline void expect_hybrid_steps(Device& main, int n_steps) {
   constexpr double kBound = 4 * kHybridNeurons * kHybridEmbd * 0x1p-24 * 8;
   double worst = 0;
   for (int i = 0; i < n_steps; ++i) {
-    std::vector<float> x = HybridStep(i).x, h(kHybridEmbd);
+    std::vector<float> x = HybridStep(first_step + i).x, h(kHybridEmbd);
     oracle->norm(oracle_layer.norm(), x.data(), 1, {h.data(), nullptr});
     oracle->ffn_sparse(oracle_layer.shard(0, kHybridNeurons), {}, {h.data(), nullptr}, {}, x.data());
     for (int64_t c = 0; c < kHybridEmbd; ++c) {
