@@ -74,9 +74,10 @@ class HybridLayer {
   NormArgs norm_;
 };
 
-// The main device's side: issues all steps one after the other, without waiting for any. Returns what x became in each.
+// The main device's side: issues all steps one after the other, without waiting for any; or, with wait_every > 0, waits
+// after so many. Returns what x became in each.
 inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, Mailbox& box, int first_step,
-                                        int n_steps) {
+                                        int n_steps, int wait_every) {
   main.use_from_this_thread();
   std::vector<float> host_x;
   for (int i = 0; i < n_steps; ++i) {
@@ -111,6 +112,7 @@ inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, 
     } else {
       main.collect(box, x, kHybridEmbd);
     }
+    if (wait_every > 0 && i % wait_every == wait_every - 1) main.synchronize();
   }
   main.download(host_x.data(), all_x.as<float>(), bytes);
   return host_x;
@@ -141,7 +143,7 @@ inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, i
 
 // Steps [first_step, first_step + n_steps) on `main` and the SIMD CPU device, each in a thread of its own; every result
 // against the oracle's.
-inline void expect_hybrid_steps(Device& main, int first_step, int n_steps) {
+inline void expect_hybrid_steps(Device& main, int first_step, int n_steps, int wait_every = 0) {
   std::mt19937 rng(5);
   ThreadTeam team(3);
   const auto host = cpu::make_device(team), oracle = cpu::make_reference_device();
@@ -152,8 +154,8 @@ inline void expect_hybrid_steps(Device& main, int first_step, int n_steps) {
   const HybridLayer main_layer(main, rng), host_layer(*host, rng), oracle_layer(*oracle, rng);
   const auto box = main.open_mailbox(kHybridEmbd, kHybridNeurons);
 
-  auto main_side =
-      std::async(std::launch::async, [&] { return run_main_side(main, main_layer, *box, first_step, n_steps); });
+  auto main_side = std::async(std::launch::async,
+                              [&] { return run_main_side(main, main_layer, *box, first_step, n_steps, wait_every); });
   run_cpu_side(*host, host_layer, *box, first_step, n_steps);
   const std::vector<float> got = main_side.get();
 
