@@ -331,7 +331,7 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t down_counters = layout.add(down_need.counter_bytes);
   const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
-  const size_t hidden = layout.add(bytes(kMaxFusedRank, 8));
+  const size_t hidden = layout.add(predict_fused_words(gpu_) * 8);
   const size_t numbers = layout.add(bytes(gpu_->multiprocessors, 4));
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;

@@ -28,6 +28,13 @@ __device__ __forceinline__ void put_word(uint64_t* to, uint32_t value, uint32_t 
   const uint64_t word = static_cast<uint64_t>(value) << 32 | number;
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
+__device__ __forceinline__ uint32_t wait_word(const uint64_t* from, uint32_t number) {
+  uint64_t word;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  } while (static_cast<uint32_t>(word) != number);
+  return static_cast<uint32_t>(word >> 32);
+}
 // Two values at once, 16 bytes aligned.
 __device__ __forceinline__ uint2 wait_words(const uint64_t* from, uint32_t number) {
   uint64_t first, second;

@@ -72,13 +72,17 @@ __device__ __forceinline__ void post_input(const NeuronLists& a) {
 __device__ __forceinline__ uint32_t mask_number(const NeuronLists& a) {
   return a.marks() ? next_number(a.post) : 0;
 }
-// Says which neurons of a word are named: in the mask, and to the CPU. Called by one thread for each word.
-__device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
-  a.mask[word] = named;
+// Tells the CPU which of its neurons are named in a word. Called by one thread for each word.
+__device__ __forceinline__ void mark_word(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
   const int first = a.first_marked_word();
   if (!a.marks() || word < first) return;
   const uint32_t others = word == first ? (1u << ((a.n_first + a.n_linked) % 32)) - 1u : 0u;
   put_mark(a.post, number, word - first, named & ~others);
+}
+// And writes the word to the mask.
+__device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
+  a.mask[word] = named;
+  mark_word(a, word, named, number);
 }
 
 // Exclusive sums of a thread's pair over the block; `total` is the block's.

@@ -14,7 +14,7 @@ constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kRows = 8;                            // of fc1 in a block, at most
 constexpr int kMaxWords = 4;                        // of the mask in a block
 constexpr int kMaxSlots = kMaxWords * 32 / kWarps;  // rows of fc2 in a warp: two a word
-constexpr int64_t kMaxRank = kMaxFusedRank;
+constexpr int64_t kMaxRank = 2048;
 
 struct FusedArgs {
   Matrix fc1, fc2;
@@ -26,7 +26,93 @@ struct FusedArgs {
   Exchange exchange;
   int rows_per_block, words_per_block;
   NeuronLists lists;
+
+  // Blocks that have words of the mask. Behind the hidden vector the exchange has a word for each: how many neurons it
+  // names; and one for the messenger.
+  __device__ __forceinline__ int word_blocks() const {
+    return ((lists.n + 31) / 32 + words_per_block - 1) / words_per_block;
+  }
+  __device__ __forceinline__ uint64_t* counts() const { return exchange.words + kMaxRank; }
 };
+
+// How many neurons are named, by the list that they belong to.
+struct ListCounts {
+  int first = 0, linked = 0, rest = 0;
+
+  // Of up to 128 neurons.
+  __device__ __forceinline__ uint32_t packed() const { return static_cast<uint32_t>(first | linked << 8 | rest << 16); }
+  static __device__ __forceinline__ ListCounts unpack(uint32_t v) {
+    return {static_cast<int>(v & 255u), static_cast<int>(v >> 8 & 255u), static_cast<int>(v >> 16)};
+  }
+  __device__ __forceinline__ void add(const ListCounts& other) {
+    first += other.first, linked += other.linked, rest += other.rest;
+  }
+};
+
+// The named neurons of a word of the mask.
+struct NamedWord {
+  uint32_t first, linked, rest;
+
+  __device__ __forceinline__ NamedWord(const NeuronLists& a, int word, uint32_t named) {
+    const auto below = [&](int end) {
+      const int n = end - word * 32;
+      return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1u;
+    };
+    const uint32_t in_first = below(a.n_first), in_linked = below(a.n_first + a.n_linked);
+    first = named & in_first, linked = named & in_linked & ~in_first, rest = named & ~in_linked;
+  }
+  __device__ __forceinline__ ListCounts counts() const { return {__popc(first), __popc(linked), __popc(rest)}; }
+};
+
+// Puts the block's named neurons into the lists, behind those of the blocks before it, which tell how many they have.
+// The last block knows how many there are of all. named: [words_per_block] in shared memory; mark: what mask_number()
+// gave thread 0. Called by the whole block.
+__device__ __forceinline__ void list_own(const FusedArgs& a, int block, const uint32_t* named, uint32_t number,
+                                         uint32_t mark) {
+  const NeuronLists& lists = a.lists;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first_word = block * a.words_per_block;
+  const bool is_last = block == a.word_blocks() - 1;
+  __shared__ ListCounts sums[kWarps];
+  __syncthreads();              // `named` is there
+  ListCounts own, before_warp;  // of the block, and of its words before the warp's
+#pragma unroll
+  for (int w = 0; w < kMaxWords; ++w) {
+    if (w >= a.words_per_block) continue;
+    const ListCounts c = NamedWord(lists, first_word + w, named[w]).counts();
+    own.add(c);
+    if (w < warp) before_warp.add(c);
+  }
+  if (threadIdx.x == 0) put_word(a.counts() + block, own.packed(), number);
+  ListCounts before;
+  for (int i = threadIdx.x; i < block; i += kThreads) before.add(ListCounts::unpack(wait_word(a.counts() + i, number)));
+  // Whoever raises the number of hand-offs waits for those that read it: the messenger has, when it tells.
+  if (is_last && lists.posts() && threadIdx.x == 0) wait_word(a.counts() + a.word_blocks(), number);
+  before = {warp_sum(before.first), warp_sum(before.linked), warp_sum(before.rest)};
+  if (lane == 0) sums[warp] = before;
+  __syncthreads();
+  if (warp >= a.words_per_block) return;
+  before = {};
+  for (int w = 0; w < kWarps; ++w) before.add(sums[w]);
+  if (is_last && threadIdx.x == 0) {
+    if (lists.first.ids != nullptr) *lists.first.count = before.first + own.first;
+    if (lists.n_linked > 0) *lists.linked.count = before.linked + own.linked;
+    if (lists.rest.ids != nullptr) *lists.rest.count = before.rest + own.rest;
+    if (lists.posts()) *lists.post.number = mark;
+  }
+  before.add(before_warp);
+  const NamedWord word(lists, first_word + warp, named[warp]);
+  const int k = (first_word + warp) * 32 + lane;
+  const uint32_t bit = 1u << lane, lower = bit - 1u;
+  if ((word.first & bit) != 0 && lists.first.ids != nullptr) {
+    const int to = before.first + __popc(word.first & lower);
+    lists.first.ids[to] = k;
+    if (lists.first_ids_copy != nullptr) lists.first_ids_copy[to] = k;
+  }
+  if ((word.linked & bit) != 0) lists.linked.ids[before.linked + __popc(word.linked & lower)] = k - lists.n_first;
+  if ((word.rest & bit) != 0 && lists.rest.ids != nullptr) {
+    lists.rest.ids[before.rest + __popc(word.rest & lower)] = k - lists.n_first;
+  }
+}
 
 // The block's rows of fc1; thread t has chunks t, t + kThreads, ... of each.
 template <DType D, int kChunks>
@@ -171,10 +257,11 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
   const int workers = static_cast<int>(gridDim.x) - (a.lists.posts() ? 1 : 0);
   if (messenger) {
     grid_wait();
-    if (threadIdx.x == 0) count_launch(a.exchange, launch_number(a.exchange));
+    const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
     // The norm's result is not written yet where it is done on the way: the messenger writes it all.
     if (a.norm.x != nullptr) write_norm(a.norm);
     post_input(a.lists);
+    if (threadIdx.x == 0) put_word(a.counts() + a.word_blocks(), 0, own_number), count_launch(a.exchange, own_number);
   } else {
     FirstProduct<D, kFirst> first(a, block);
     first.start();
@@ -232,14 +319,17 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
       const int slot = lane / (kWarp / kMaxSlots);
       if (lane % (kWarp / kMaxSlots) == 0 && slot < n_slots) scores[slot * kWarps + warp] = score;
       __syncthreads();
-      if (warp < a.words_per_block && first_row + warp * 32 < a.lists.n) {
-        const unsigned named = __ballot_sync(kAllLanes, has_word && scores[warp * 32 + lane] > threshold);
-        if (lane == 0) put_mask(a.lists, block * a.words_per_block + warp, named, mark);
+      __shared__ uint32_t named[kMaxWords];
+      if (warp < a.words_per_block) {
+        const unsigned word = __ballot_sync(kAllLanes, has_word && scores[warp * 32 + lane] > threshold);
+        if (lane == 0) named[warp] = word;
+        if (lane == 0 && first_row + warp * 32 < a.lists.n) {
+          mark_word(a.lists, block * a.words_per_block + warp, word, mark);
+        }
       }
+      list_own(a, block, named, number, mark);
     }
   }
-  if (!arrive_last(a.lists.arrived)) return;
-  write_lists<kThreads>(a.lists, shared);
 }
 
 // Calls f.template operator()<D, kFirst, kSecond>() with the fewest chunks that cover the rows; false when none does.
@@ -281,13 +371,16 @@ FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, bool posts) {
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
     const size_t bytes = slot_bytes<D>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
     if (bytes + kStatic > gpu.shared_per_block) return;
-    plan = {static_cast<int>(workers), static_cast<int>(rows), static_cast<int>(words),
-            std::max(bytes, kListSharedBytes)};
+    plan = {static_cast<int>(workers), static_cast<int>(rows), static_cast<int>(words), bytes};
   });
   return plan;
 }
 
 }  // namespace
+
+size_t predict_fused_words(const Gpu& gpu) {
+  return static_cast<size_t>(kMaxRank + gpu.multiprocessors + 1);
+}
 
 bool predict_fused_fits(const Gpu& gpu, const Predictor& p, const InputNorm* norm, bool posts) {
   const bool needs_half = norm != nullptr && p.fc1 && is_quantized(p.fc1.type);

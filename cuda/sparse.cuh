@@ -18,7 +18,7 @@ void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm
              float* hidden);
 // The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
 // ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. exchange: scratch of its own.
-constexpr int64_t kMaxFusedRank = 2048;  // words of the exchange
+size_t predict_fused_words(const Gpu& gpu);
 bool predict_fused_fits(const Gpu& gpu, const Predictor& predictor, const InputNorm* norm, bool posts);
 void predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
                    const Exchange& exchange);
