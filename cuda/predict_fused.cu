@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kRows = 8;                            // of fc1 in a block, at most
 constexpr int kMaxWords = 4;                        // of the mask in a block
-constexpr int kMaxSlots = kMaxWords * 32 / kWarps;  // rows of fc2 in a warp: two a word
+static_assert(32 / kWarps == 2 && kMaxWords == 4);  // a warp has two rows of fc2 of each word
 constexpr int64_t kMaxRank = 2048;
 
 struct FusedArgs {
@@ -282,13 +282,13 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     const float squares = first.load_input();
     // Asked for behind the input, which would otherwise stand in line behind them; and first only as much as keeps the
     // memory busy, because a warp that asks for more is held up until there is room for it.
-    const auto request = [&](int begin, int end) {
-#pragma unroll 1
-      for (int i = begin; has_rows && i < end; ++i) slots.request(i, a.fc2, row_of(i));
+    const auto request_word = [&](int word) {
+      if (has_rows && word < a.words_per_block) {
+        slots.request(2 * word, a.fc2, row_of(2 * word)), slots.request(2 * word + 1, a.fc2, row_of(2 * word + 1));
+      }
       end_copy_group();
     };
-    const int early = n_slots / 3;
-    request(0, early);
+    request_word(0);
     float scale;
     if (threadIdx.x == 0) number = own_number, count_launch(a.exchange, own_number);
     float sum = first.run(squares, scale);  // its barrier: everybody knows the number
@@ -297,27 +297,29 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
       if (a.bias != nullptr) sum += a.bias[k];
       put_word(a.exchange.words + k, __float_as_uint(a.relu ? fmaxf(sum, 0.0f) : sum), number);
     }
-    request(early, n_slots);
+#pragma unroll 1
+    for (int word = 1; word < kMaxWords; ++word) request_word(word);
     if (a.norm.x != nullptr && !a.lists.posts() && warp == kWarps - 1) store_norm(a.norm, scale, block, workers);
     if (has_rows) {
       collect_hidden<Format<D>::kQuantized>(a.exchange, static_cast<int>(a.fc1.rows), number, hidden);
       OwnedInput<D, kSecond> in;
       take_hidden<D, kSecond>(hidden, static_cast<int>(a.fc2.cols), in);
-      wait_copy_groups<0>();
-      float dots[kMaxSlots];
+#pragma unroll 1
+      for (int word = 0; word < a.words_per_block; ++word) {  // as they arrive
+        if (word == 0) wait_copy_groups<kMaxWords - 1>();
+        if (word == 1) wait_copy_groups<kMaxWords - 2>();
+        if (word == 2) wait_copy_groups<kMaxWords - 3>();
+        if (word == 3) wait_copy_groups<kMaxWords - 4>();
+        float dots[2] = {};
 #pragma unroll
-      for (int word = 0; word < kMaxWords; ++word) {
-        dots[2 * word] = dots[2 * word + 1] = 0.0f;
-        if (word >= a.words_per_block) continue;
+        for (int i = 0; i < 2; ++i) {
+          const int slot = 2 * word + i;
 #pragma unroll
-        for (int i = 2 * word; i < 2 * word + 2; ++i) {
-#pragma unroll
-          for (int k = 0; k < kSecond; ++k) dots[i] = in.dot(k, slots.get(i, k, row_of(i)), dots[i]);
+          for (int k = 0; k < kSecond; ++k) dots[i] = in.dot(k, slots.get(slot, k, row_of(slot)), dots[i]);
         }
+        const float score = warp_sums(dots);
+        if (lane % (kWarp / 2) == 0) scores[(2 * word + lane / (kWarp / 2)) * kWarps + warp] = score;
       }
-      const float score = warp_sums(dots);
-      const int slot = lane / (kWarp / kMaxSlots);
-      if (lane % (kWarp / kMaxSlots) == 0 && slot < n_slots) scores[slot * kWarps + warp] = score;
       __syncthreads();
       __shared__ uint32_t named[kMaxWords];
       if (warp < a.words_per_block) {
