@@ -52,7 +52,7 @@ class HostDevice : public Device {
   void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
 
   bool can_link(const FfnShard&) const override { return true; }
-  FfnShard link(const FfnShard& host) override { return host; }
+  FfnShard link(const FfnShard& host, std::byte* /*memory*/) override { return host; }
 
  protected:
   // Hands out the neurons that a predictor of n neurons names, ascending, as `args` asks; changes them.

@@ -97,9 +97,10 @@ class CudaDevice final : public Device, public DeviceClock {
   }
   void unpin(void* host) override { cudaHostUnregister(host); }
   bool can_link(const FfnShard& host) const override {
-    return host.gate && host.down_t && !is_quantized(host.gate.type) && ffn_list_fits(*gpu_.operator->(), host, true);
+    return host.gate && host.down_t && ffn_list_fits(*gpu_.operator->(), host, true);
   }
-  FfnShard link(const FfnShard& host) override;
+  size_t link_bytes(const FfnShard& host) const override;
+  FfnShard link(const FfnShard& host, std::byte* memory) override;
   void open_staging(int n_slots, size_t bytes) override {
     HEARTH_CHECK(!staging_slots_, "open_staging() is called once");
     staging_memory_ = allocate(static_cast<size_t>(n_slots) * bytes, Purpose::scratch);
@@ -309,9 +310,27 @@ T* seen_by_device(T* host) {
   return static_cast<T*>(at.devicePointer);
 }
 
-FfnShard CudaDevice::link(const FfnShard& host) {
+size_t CudaDevice::link_bytes(const FfnShard& host) const {
+  size_t bytes = 0;
+  for (const Matrix* m : {&host.gate, &host.up, &host.down_t}) {
+    if (*m && is_quantized(m->type)) bytes += adopted_bytes(*m);
+  }
+  return bytes;
+}
+
+FfnShard CudaDevice::link(const FfnShard& host, std::byte* memory) {
   FfnShard s = host;
-  for (Matrix* m : {&s.gate, &s.up, &s.down_t}) m->data = seen_by_device(m->data);
+  for (Matrix* m : {&s.gate, &s.up, &s.down_t}) {
+    if (!*m || !is_quantized(m->type)) {
+      m->data = seen_by_device(m->data);
+      continue;
+    }
+    const AdoptedLayout layout = adopted_layout(m->type, m->rows, m->cols);
+    if (!uploader_) uploader_.emplace();
+    uploader_->split(*m, memory, reinterpret_cast<f16_t*>(memory + layout.scales_offset));
+    m->data = seen_by_device(memory), m->scales = seen_by_device(memory + layout.scales_offset);
+    memory += layout.total_bytes;
+  }
   for (Vector* v : {&s.gate_bias, &s.up_bias}) v->data = seen_by_device(v->data);
   return s;
 }

@@ -256,4 +256,12 @@ void Uploader::copy_split(const Matrix& w, void* quants, void* scales, cudaStrea
   order_after(stream);
 }
 
+void Uploader::split(const Matrix& w, std::byte* quants, f16_t* scales) {
+  const int64_t block_bytes = traits(w.type).block_bytes, in_quants = quant_bytes(w.type);
+  const auto* from = static_cast<const std::byte*>(w.data);
+  team_->for_chunks(w.rows * (w.cols / 32), 8192, [&](int64_t begin, int64_t end, int) {
+    split_blocks(w.type, from + begin * block_bytes, end - begin, quants + begin * in_quants, scales + begin);
+  });
+}
+
 }  // namespace hearth::cuda

@@ -78,6 +78,8 @@ class Uploader {
   void copy(void* device, const void* host, size_t bytes, cudaStream_t stream);
   // Blocks of a quantised type in the file's layout, taken apart on the way (cuda/layout.h).
   void copy_split(const Matrix& host, void* quants, void* scales, cudaStream_t stream);
+  // The same within host memory.
+  void split(const Matrix& host, std::byte* quants, f16_t* scales);
 
  private:
   static constexpr size_t kBufferBytes = size_t{8} << 20;

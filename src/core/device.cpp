@@ -43,7 +43,7 @@ void Device::acquire(int /*slot*/) {
 void Device::release(int /*slot*/) {
   HEARTH_CHECK(is_host(), "{}", name());
 }
-FfnShard Device::link(const FfnShard& /*host*/) {
+FfnShard Device::link(const FfnShard& /*host*/, std::byte* /*memory*/) {
   fail("{} cannot read neurons from host memory", name());
 }
 void Device::post(Mailbox& /*mailbox*/, const float* /*x*/, int64_t /*n*/) {

@@ -274,9 +274,11 @@ class Device {
   // Page-locks host memory, so that copies from it run at the link's speed beside other work; undone by unpin().
   virtual void pin(void* /*host*/, size_t /*bytes*/) {}
   virtual void unpin(void* /*host*/) {}
-  // A shard of pinned host memory as ffn_sparse() can read it in place (SparseArgs::linked), and whether it can.
+  // A shard of pinned host memory as ffn_sparse() can read it (SparseArgs::linked), and whether it can: in place, or in
+  // link_bytes() of pinned host memory at `memory`, where link() lays the rows out anew.
   virtual bool can_link(const FfnShard& /*host*/) const { return false; }
-  virtual FfnShard link(const FfnShard& host);
+  virtual size_t link_bytes(const FfnShard& /*host*/) const { return 0; }
+  virtual FfnShard link(const FfnShard& host, std::byte* memory);
   // Slots of `bytes` each, for stage(). Called once.
   virtual void open_staging(int n_slots, size_t bytes);
   // Bytes of a slot that this shard takes.

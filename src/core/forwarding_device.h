@@ -57,7 +57,8 @@ class ForwardingDevice : public Device {
   void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
   void unpin(void* host) override { inner_.unpin(host); }
   bool can_link(const FfnShard& host) const override { return inner_.can_link(host); }
-  FfnShard link(const FfnShard& host) override { return inner_.link(host); }
+  size_t link_bytes(const FfnShard& host) const override { return inner_.link_bytes(host); }
+  FfnShard link(const FfnShard& host, std::byte* memory) override { return inner_.link(host, memory); }
   void open_staging(int n_slots, size_t bytes) override { inner_.open_staging(n_slots, bytes); }
   size_t staged_bytes(const FfnShard& host) const override { return inner_.staged_bytes(host); }
   FfnShard stage(int slot, const FfnShard& host) override { return inner_.stage(slot, host); }

@@ -133,6 +133,8 @@ class Splitter {
       for (const Vector* v : {&f.gate_bias, &f.up_bias}) {
         if (*v) sum += HostArena::rounded(n * sizeof(float));
       }
+      const auto linked = static_cast<int64_t>(placement_.layers[l].gpu_linked.size());
+      sum += HostArena::rounded(main_.link_bytes(slice_neurons(f, 0, linked)));
     }
     return sum;
   }
@@ -174,7 +176,7 @@ class Splitter {
     LayerWeights& to_host = out.host.layers[layer];
     const std::vector<int32_t> cold = placement_.cpu_rows(layer, from.ffn.n());
     adopt_ffn(host_, from, arena.shard(from.ffn, cold, cold), to_host);
-    link(static_cast<int64_t>(place.gpu_linked.size()), to_host.ffn, split);
+    link(static_cast<int64_t>(place.gpu_linked.size()), to_host.ffn, split, out.arena);
     if (split.has_hot || split.n_lone_gates > 0) {
       std::vector<int32_t> gates = place.gpu_bucket;
       gates.insert(gates.end(), place.gpu_gates.begin(), place.gpu_gates.end());
@@ -187,7 +189,7 @@ class Splitter {
   }
 
   // The first n of the CPU's neurons are the main device's to compute, where it can.
-  void link(int64_t n, const FfnShard& cold, LayerSplit& split) {
+  void link(int64_t n, const FfnShard& cold, LayerSplit& split, HostArena& arena) {
     if (n == 0) return;
     const FfnShard linked = slice_neurons(cold, 0, n);
     if (!main_.can_link(linked)) {
@@ -198,7 +200,8 @@ class Splitter {
       warned_ = true;
       return;
     }
-    split.linked = main_.link(linked);
+    const size_t bytes = main_.link_bytes(linked);
+    split.linked = main_.link(linked, bytes > 0 ? arena.take(bytes) : nullptr);
   }
 
   void predictor(size_t layer, RowPacker staging, SplitWeights& out) {

@@ -102,7 +102,7 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
 // Some of the CPU's neurons are the device's to compute: it reads their rows from page-locked host memory.
 TEST_F(GpuHandOffTest, LinkedNeurons) {
   std::mt19937 rng(34);
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : kAllTypes) {
     for (const int64_t n_linked : {1, 5, 700}) {
       for (const double density : {0.0, 0.15, 1.0}) {
         const int64_t n = 903, n_cold = n_linked + 100, n_embd = 288;
@@ -112,7 +112,7 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         TwinShard linked(*ref_, *gpu_, rng, type, n_linked, n_embd, true, true);
         linked.act = Activation::relu;
         linked.keep_gates_from_zero(l.in.on(kRef));
-        const HostShard pinned(*gpu_, linked.on(kRef));
+        HostShard pinned(*gpu_, linked.on(kRef));
         const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
                               density);
         const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
@@ -123,8 +123,9 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
           const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
           Server server(*mailbox, n_embd, 2);
           ASSERT_TRUE(device(s).can_link(pinned.shard()));
-          const LinkedNeurons far{
-              device(s).link(pinned.shard()), {linked_ids.on(s), counts.on(s) + 2}, counts.on(s) + 3};
+          const LinkedNeurons far{device(s).link(pinned.shard(), pinned.link_memory()),
+                                  {linked_ids.on(s), counts.on(s) + 2},
+                                  counts.on(s) + 3};
           for (int i = 0; i < 2; ++i) {
             device(s).predict(p.on(s), l.in.on(s),
                               {.n_first = n,
@@ -150,12 +151,6 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
       }
     }
   }
-}
-
-TEST_F(GpuHandOffTest, QuantisedRowsCannotBeLinked) {
-  std::mt19937 rng(35);
-  const TwinShard shard(*ref_, *gpu_, rng, DType::q8_0, 10, 288, true, true);
-  EXPECT_FALSE(gpu_->can_link(shard.on(kRef)));
 }
 
 // The device has only the gate rows of the last neurons.

@@ -53,7 +53,8 @@ struct TwinShard {
 // A copy of a shard in host memory that is page-locked for a device.
 class HostShard {
  public:
-  HostShard(Device& device, const FfnShard& from) : device_(device), memory_(bytes_of(from)), shard_(from) {
+  HostShard(Device& device, const FfnShard& from)
+      : device_(device), memory_(kLinkAt * (bytes_of(from) / kLinkAt + 1) + device.link_bytes(from)), shard_(from) {
     std::byte* at = memory_.data();
     const auto move = [&](auto*& data, size_t bytes) {
       if (data == nullptr) return;
@@ -69,8 +70,11 @@ class HostShard {
   HostShard(const HostShard&) = delete;
   HostShard& operator=(const HostShard&) = delete;
   const FfnShard& shard() const { return shard_; }
+  // What Device::link() needs.
+  std::byte* link_memory() { return memory_.data() + kLinkAt * (bytes_of(shard_) / kLinkAt + 1); }
 
  private:
+  static constexpr size_t kLinkAt = 256;
   static size_t bytes_of(const FfnShard& s) {
     return s.gate.bytes() + s.up.bytes() + s.down_t.bytes() + 8 * static_cast<size_t>(s.n()) + 5 * 64;
   }
