@@ -78,9 +78,7 @@ class Bench {
     ids_ = reinterpret_cast<int32_t*>(buffer(kFf)), counts_ = reinterpret_cast<int32_t*>(buffer(2));
     buffers_.push_back(device_->allocate(device_->q8_bytes(kEmbd), Purpose::activations));
     normed_.q8 = buffers_.back().as<void>();
-    device_->upload(x_, host_x_.data(), kEmbd * 4);
     norm_weight_ = vector(std::vector<float>(kEmbd, 1.0f));
-    norm();
     mailbox_ = device_->open_mailbox(kEmbd, kFf);
     chosen_ = choose(kFf, kHot, kNeededHot, kNeededCold);
     std::vector<float> always(kFf, 10.0f), exact(kFf);  // far beyond any pre-activation
@@ -92,7 +90,14 @@ class Bench {
       f.gate = weights_of(type_, kFf, kEmbd), f.up = weights_of(type_, kFf, kEmbd);
       f.down_t = weights_of(type_, kFf, kEmbd);
       layers_.push_back(f);
+      outputs_.push_back(weights_of(type_, kEmbd, kEmbd));
     }
+    input_.x = buffer(kEmbd);
+    buffers_.push_back(device_->allocate(device_->q8_bytes(kEmbd), Purpose::activations));
+    input_.q8 = buffers_.back().as<void>();
+    device_->upload(input_.x, host_x_.data(), kEmbd * 4);
+    device_->quantize(input_, 1, kEmbd);
+    output(0), norm();
   }
 
   void run() {
@@ -162,14 +167,19 @@ class Bench {
     std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
     return times[kRounds / 2];
   }
-  void row(const std::string& name, size_t bytes, const std::function<void(size_t)>& step, bool serve = false) {
+  double row(const std::string& name, size_t bytes, const std::function<void(size_t)>& step, bool serve = false) {
     const double t = time(step, serve) / static_cast<double>(kLayers);
     const double floor = static_cast<double>(bytes) / rate_;
     fmt::print("  {:<44} {:>7.2f} us {:>8.2f} MB {:>7.2f} us {:>5.1f} %\n", name, t * 1e6,
                static_cast<double>(bytes) * 1e-6, floor * 1e6, 100 * floor / t);
     std::fflush(stdout);
+    return t;
   }
 
+  void output(size_t i) {
+    const MatmulPart part{.w = outputs_[i], .y = x_};
+    device_->matmul({&part, 1}, input_, 1);
+  }
   void norm() { device_->norm({NormKind::rms, norm_weight_, {}, 1e-5f, kEmbd}, x_, 1, normed_); }
   void exact(size_t i) {
     FfnShard f = layers_[i];
@@ -186,6 +196,13 @@ class Bench {
     SparseArgs args;
     args.predicted = ids_, args.n_predicted = counts_, args.n_active = counts_ + 1, args.collect = collect;
     device_->ffn_sparse(hot_shard(i), args, normed_, {}, y_);
+  }
+  void sparse_all(size_t i) {
+    FfnShard f = layers_[i];
+    f.gate_bias = always_;
+    SparseArgs args;
+    args.predicted = ids_, args.n_predicted = counts_, args.n_active = counts_ + 1;
+    device_->ffn_sparse(f, args, normed_, {}, y_);
   }
   void predict(const Predictor& p, Mailbox* mailbox) {
     const NeuronList first{ids_, counts_};
@@ -237,9 +254,21 @@ class Bench {
     row(
         "  with hand-off", bytes, [&](size_t i) { norm(), predict(p[i], mailbox_.get()), collect(); }, true);
     row(fmt::format("ffn of {} listed", kNeededHot), list, [&](size_t i) { sparse(i, nullptr); });
+    in_a_layer(p);
     row(
         "norm + predict + ffn", bytes + list,
         [&](size_t i) { norm(), predict(p[i], mailbox_.get()), sparse(i, mailbox_.get()); }, true);
+  }
+  // What a predictor adds to a layer without hand-offs, between attention's output product and the FFN: there its first
+  // weights are asked for while the product still runs, and it is not its own neighbour, which fills the GPU.
+  void in_a_layer(const std::vector<Predictor>& p) {
+    const size_t product = outputs_[0].bytes(), list = list_bytes(kNeededHot + kNeededCold);
+    const double without =
+        row("output product + norm + ffn", product + list, [&](size_t i) { output(i), norm(), sparse_all(i); });
+    const double with =
+        row("output product + norm + predict + ffn", product + list + p[0].fc1.bytes() + p[0].fc2.bytes(),
+            [&](size_t i) { output(i), norm(), predict(p[i], nullptr), sparse_all(i); });
+    fmt::print("  {:<44} {:>7.2f} us\n", "  so the predictor adds", (with - without) * 1e6);
   }
   void gate_copy() {
     std::vector<Predictor> p(kLayers);
@@ -290,8 +319,9 @@ class Bench {
   std::unique_ptr<Mailbox> mailbox_;
   std::vector<bool> chosen_;
   std::vector<FfnShard> layers_;
+  std::vector<Matrix> outputs_;  // attention's, whose input is input_, and result x_
   Vector norm_weight_, always_, exact_;
-  Act normed_;
+  Act normed_, input_;
   float *x_ = nullptr, *y_ = nullptr;
   int32_t *ids_ = nullptr, *counts_ = nullptr;
 };

@@ -97,7 +97,7 @@ class CudaDevice final : public Device, public DeviceClock {
   }
   void unpin(void* host) override { cudaHostUnregister(host); }
   bool can_link(const FfnShard& host) const override {
-    return host.gate && host.down_t && ffn_list_fits(*gpu_.operator->(), host, true);
+    return host.gate && host.down_t && ffn_list_fits(gpu_.properties(), host, true);
   }
   size_t link_bytes(const FfnShard& host) const override;
   FfnShard link(const FfnShard& host, std::byte* memory) override;
@@ -117,7 +117,7 @@ class CudaDevice final : public Device, public DeviceClock {
     staging_slots_->release(slot);
   }
 
-  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_->index)); }
+  void use_from_this_thread() override { CUDA_CHECK(cudaSetDevice(gpu_.properties().index)); }
 
   bool supports_graphs() const override { return true; }
   void begin_capture() override;
@@ -205,7 +205,7 @@ CudaDevice::CudaDevice(int gpu) {
 }
 
 CudaDevice::~CudaDevice() {
-  cudaSetDevice(gpu_->index);
+  cudaSetDevice(gpu_.properties().index);
   cudaStreamSynchronize(stream_);
   staging_slots_.reset();
   staging_memory_ = {};
@@ -351,7 +351,7 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
   const size_t hidden = layout.add(predict_fused_words(gpu_) * 8);
-  const size_t numbers = layout.add(bytes(gpu_->multiprocessors, 4));
+  const size_t numbers = layout.add(bytes(gpu_.properties().multiprocessors, 4));
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
   const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
@@ -471,9 +471,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
     const InputNorm* n = norm ? &*norm : nullptr;
-    if (predict_fused_fits(gpu_, p, n, lists.posts())) {
-      return cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange);
-    }
+    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange)) return;
     return cuda::predict(gpu_, p, in, n, lists, scratch_.up);
   }
   Act h = in;

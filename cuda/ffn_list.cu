@@ -93,9 +93,8 @@ struct ListBlock {
   __device__ __forceinline__ int any_slot(int kind, int batch, int r) const {
     return slot(kind, batch, min(r, a.batch - 1));
   }
-  __device__ __forceinline__ int any_row(int batch, int r) const {
-    return Format<D>::kQuantized ? ids[min(max(position(batch, r), 0), n - 1)] : 0;
-  }
+  // What RowSlots::get() asks for: only where a quantised row's scale lies depends on it.
+  __device__ __forceinline__ int row_of(int batch, int r) const { return F::kQuantized ? ids[position(batch, r)] : 0; }
 
   __device__ __forceinline__ void request_gates(int batch) const {
 #pragma unroll
@@ -128,7 +127,7 @@ struct ListBlock {
       for (int r = 0; r < kBatch; ++r) {
         w[r] = {};
         if (skip((active >> r & 1) != 0)) continue;
-        w[r] = slots.get(any_slot(2, batch, r), k, any_row(batch, r));
+        w[r] = slots.get(any_slot(2, batch, r), k, row_of(batch, r));
         if ((active >> r & 1) == 0) w[r] = {};
       }
 #pragma unroll
@@ -151,14 +150,14 @@ struct ListBlock {
     if (reads_gate && has(batch, 0)) {
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r), any_row(batch, r));
+        if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r), row_of(batch, r));
       }
     }
     if (has_up && old.active != 0) {
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
         if (!skip((old.active >> r & 1) != 0)) {
-          dots[kMaxBatch + r] = dot(any_slot(1, batch, r), any_row(batch - 2, r));
+          dots[kMaxBatch + r] = dot(any_slot(1, batch, r), row_of(batch - 2, r));
         }
       }
     }

@@ -183,8 +183,8 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
     switch (matvec_shape(rows, fewest, gpu.multiprocessors)) {
       case MatvecShape::few_rows:
         return run.template operator()<1, 4, 8, 4>();
-      case MatvecShape::row_a_warp:
-        return run.template operator()<1, 4, 32, 1>();
+      case MatvecShape::two_rows_a_warp:
+        return run.template operator() < 2, D == DType::q4_0 ? 4 : 8, 16, 1 > ();
       case MatvecShape::four_rows_a_warp:
         return run.template operator()<4, 2, 8, 3>();
     }

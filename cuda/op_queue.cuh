@@ -30,8 +30,7 @@ class OpQueue {
     flush();
     return gpu_;
   }
-  // For its properties.
-  const Gpu* operator->() const { return &gpu_; }
+  const Gpu& properties() const { return gpu_; }
 
   // Memory of kUnscaledNormBytes for what products leave for norms. Before the first product.
   void set_scratch(void* memory) {

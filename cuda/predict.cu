@@ -68,10 +68,18 @@ struct RowsBlock {
     constexpr int kMost = kThreads * kChunks * Format<D>::kWeights;  // columns
     __shared__ uint4 quants[kMost / 16];
     __shared__ Q8Scale scales[kMost / 32];
-    const float squares = quantize_by_block(x, weight, static_cast<int>(a.w.cols), [&](int quad, const Q8Quad& q) {
-      reinterpret_cast<unsigned*>(quants)[quad] = q.word;
-      if (quad % 8 == 0) scales[quad / 8] = q.scale;
-    });
+    float squares = 0.0f;
+    quantize_by_block<4>(
+        static_cast<int>(a.w.cols),
+        [&](int quad) {
+          const float4 v = __ldcg(reinterpret_cast<const float4*>(x) + quad);
+          squares = sum_of_squares(v, squares);
+          return weight != nullptr ? multiply(v, __ldcg(reinterpret_cast<const float4*>(weight) + quad)) : v;
+        },
+        [&](int quad, const Q8Quad& q) {
+          reinterpret_cast<unsigned*>(quants)[quad] = q.word;
+          if (quad % 8 == 0) scales[quad / 8] = q.scale;
+        });
     __syncthreads();
     in.take(quants, scales, a.w.cols, t, a.threads);
     return squares;

@@ -205,17 +205,12 @@ __device__ __forceinline__ void collect_hidden(const Exchange& e, int rank, uint
   }
   __syncthreads();
   if constexpr (kQuantized) {
-    const int quads = rank / 4;
-    for (int first = 0; first < quads; first += kThreads) {
-      const int quad = first + static_cast<int>(threadIdx.x);
-      float v[1][4] = {};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[0][i] = quad < quads ? hidden.x[quad * 4 + i] : 0.0f;
-      Q8Quad q[1];
-      quantize_quads<1, true>(v, q);
-      if (quad < quads) reinterpret_cast<unsigned*>(hidden.quants)[quad] = q[0].word;
-      if (quad < quads && quad % 8 == 0) hidden.scales[quad / 8] = q[0].scale;
-    }
+    quantize_by_block<1>(
+        rank, [&](int quad) { return reinterpret_cast<const float4*>(hidden.x)[quad]; },
+        [&](int quad, const Q8Quad& q) {
+          reinterpret_cast<unsigned*>(hidden.quants)[quad] = q.word;
+          if (quad % 8 == 0) hidden.scales[quad / 8] = q.scale;
+        });
     __syncthreads();
   }
 }
@@ -384,16 +379,11 @@ size_t predict_fused_words(const Gpu& gpu) {
   return static_cast<size_t>(kMaxRank + gpu.multiprocessors + 1);
 }
 
-bool predict_fused_fits(const Gpu& gpu, const Predictor& p, const InputNorm* norm, bool posts) {
-  const bool needs_half = norm != nullptr && p.fc1 && is_quantized(p.fc1.type);
-  if (needs_half && norm->unscaled.q8 == nullptr) return false;
-  return plan_fused(gpu, p, posts).workers > 0;
-}
-
-void predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
+bool predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
                    const Exchange& exchange) {
+  if (norm != nullptr && p.fc1 && is_quantized(p.fc1.type) && norm->unscaled.q8 == nullptr) return false;
   const FusedPlan plan = plan_fused(gpu, p, lists.posts());
-  HEARTH_CHECK(plan.workers > 0);
+  if (plan.workers == 0) return false;
   FusedArgs a{};
   a.fc1 = p.fc1, a.fc2 = p.fc2, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.threshold = p.threshold.data;
   if (norm != nullptr) a.norm = *norm;
@@ -402,6 +392,7 @@ void predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* 
     launch(gpu, fused_kernel<D, kFirst, kSecond>, grid_size(plan.workers + (lists.posts() ? 1 : 0)), kThreads,
            plan.shared_bytes, a);
   });
+  return true;
 }
 
 }  // namespace hearth::cuda

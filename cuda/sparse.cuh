@@ -17,10 +17,10 @@ bool predict_fits(const Predictor& predictor);
 void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
              float* hidden);
 // The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
-// ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. exchange: scratch of its own.
+// ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. Does nothing and returns false for
+// others. exchange: scratch of its own, with predict_fused_words() words.
 size_t predict_fused_words(const Gpu& gpu);
-bool predict_fused_fits(const Gpu& gpu, const Predictor& predictor, const InputNorm* norm, bool posts);
-void predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
+bool predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
                    const Exchange& exchange);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
 void relu(const Gpu& gpu, float* x, int64_t n);

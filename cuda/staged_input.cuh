@@ -160,25 +160,20 @@ struct RowQuads {
   }
 };
 
-// The 8-bit form of x [n], or of x * weight where that is given, n a multiple of 32, as quantize_rows() makes it: calls
-// store(quad, q), and the scale is worth storing when quad % 8 is 0. Called by the whole block; returns the sum of the
-// thread's x^2.
-template <typename Store>
-__device__ __forceinline__ float quantize_by_block(const float* x, const float* weight, int n, Store store) {
-  constexpr int kQuads = 4;
+// The 8-bit form of a vector [n], n a multiple of 32, as quantize_rows() makes it: load(quad) gives its elements 4 quad
+// to 4 quad + 3, and store(quad, q) gets them; the scale is worth storing when quad % 8 is 0. Called by the whole
+// block.
+template <int kQuads, typename Load, typename Store>
+__device__ __forceinline__ void quantize_by_block(int n, Load load, Store store) {
   const int n_quads = n / 4;
-  float squares = 0.0f;
 #pragma unroll 1
   for (int first = 0; first < n_quads; first += kQuads * static_cast<int>(blockDim.x)) {
     const int base = first + static_cast<int>(threadIdx.x);
-    RowQuads<kQuads> a, w;
-    a.load(x, base, n_quads);
-    if (weight != nullptr) w.load(weight, base, n_quads);
     float values[kQuads][4];
 #pragma unroll
     for (int u = 0; u < kQuads; ++u) {
-      squares = sum_of_squares(a.v[u], squares);
-      const float4 v = weight != nullptr ? multiply(a.v[u], w.v[u]) : a.v[u];
+      const int quad = base + u * static_cast<int>(blockDim.x);
+      const float4 v = quad < n_quads ? load(quad) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       values[u][0] = v.x, values[u][1] = v.y, values[u][2] = v.z, values[u][3] = v.w;
     }
     Q8Quad q[kQuads];
@@ -189,7 +184,6 @@ __device__ __forceinline__ float quantize_by_block(const float* x, const float* 
       if (quad < n_quads) store(quad, q[u]);
     }
   }
-  return squares;
 }
 
 // A norm's result as the input of a product of one token. The whole block calls its functions, in the order in which
