@@ -1,9 +1,9 @@
 // The FFN of a list of neurons in two kernels. The first gives each block a share of the list and goes from gate to
-// down in one pass: gate rows stream into shared memory, up and down rows follow where the gate confirms, and every
-// thread adds the down rows of its columns in registers. The second adds the blocks' sums, the bias, and the CPU's
-// answer to y. Shares depend on positions in the list, sums are added in fixed order: the same result run after run.
-// Neurons whose rows are in host memory have a list and blocks of their own: what such rows take over the link passes
-// beside the work on the others, and few blocks keep a link busy.
+// down in one pass: rows stream into shared memory, and every thread adds the down rows of its columns in registers. Of
+// a short share all rows are asked for at once; of a long one up and down rows only where the gate confirms. The second
+// adds the blocks' sums, the bias, and the CPU's answer to y. Shares depend on positions in the list, sums are added in
+// fixed order: the same result run after run. Neurons whose rows are in host memory have a list and blocks of their
+// own: what such rows take over the link passes beside the work on the others, and few blocks keep a link busy.
 #include <array>
 
 #include "cuda/activation.cuh"
@@ -23,6 +23,9 @@ constexpr int kMaxBatch = 4;     // neurons that a group of threads takes a step
 constexpr int kStages = 2;       // batches whose rows of one kind are in flight
 constexpr int kRowsPerSlot = 3;  // gate, up, down
 constexpr int kTile = 512;       // of the block's share of the list, in shared memory
+// A share of up to so many batches is short: it takes as long as memory takes to answer twice, one after the other, and
+// rows in vain cost less than the second time.
+constexpr int kShortBatches = 4;
 constexpr int kMaxLinkBlocks = 16;
 
 // A list of neurons of one shard, and the blocks that compute it.
@@ -111,6 +114,18 @@ struct ListBlock {
       slots.request(slot(2, batch, r), part.shard.down_t, row);
     }
   }
+  __device__ __forceinline__ unsigned all(int batch) const {
+    unsigned mask = 0;
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) mask |= static_cast<unsigned>(has(batch, r)) << r;
+    return mask;
+  }
+  // What can be asked for before a batch's gates are known.
+  template <bool kAtOnce>
+  __device__ __forceinline__ void request(int batch) const {
+    if (part.values == nullptr) request_gates(batch);
+    if (kAtOnce) request_up_down(batch, all(batch));
+  }
   // The thread's part of row . input.
   __device__ __forceinline__ float dot(int s, int row) const {
     float sum = 0.0f;
@@ -141,11 +156,14 @@ struct ListBlock {
     }
   }
 
-  // One step of the pipeline: the gates of `batch`, and what is left of the batch two before it. sums: [warps][2 *
-  // kMaxBatch] in shared memory, another one than in the step before.
+  // One step of the pipeline: the gates of `batch`, and what is left of it; or, unless kAtOnce, of the batch two before
+  // it, `old`. sums: [warps][2 * kMaxBatch] in shared memory, another one than in the step before.
+  template <bool kAtOnce>
   __device__ __forceinline__ Gates step(int batch, const Gates& old, float (*sums)[2 * kMaxBatch]) {
     const bool reads_gate = part.values == nullptr, has_up = part.shard.up.data != nullptr;
-    wait_copy_groups<1>();
+    const int up_batch = kAtOnce ? batch : batch - kStages;
+    const unsigned ups = kAtOnce ? all(batch) : old.active;
+    wait_copy_groups<kStages - 1>();
     float dots[2 * kMaxBatch] = {};
     if (reads_gate && has(batch, 0)) {
 #pragma unroll
@@ -153,11 +171,11 @@ struct ListBlock {
         if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r), row_of(batch, r));
       }
     }
-    if (has_up && old.active != 0) {
+    if (has_up && ups != 0) {
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        if (!skip((old.active >> r & 1) != 0)) {
-          dots[kMaxBatch + r] = dot(any_slot(1, batch, r), row_of(batch - 2, r));
+        if (!skip((ups >> r & 1) != 0)) {
+          dots[kMaxBatch + r] = dot(any_slot(1, up_batch, r), row_of(up_batch, r));
         }
       }
     }
@@ -183,37 +201,35 @@ struct ListBlock {
     const bool active = lane < kMaxBatch && has(batch, r) && (!reads_gate || fabsf(now.value) > a.threshold);
     now.active = __ballot_sync(kAllLanes, active);
     n_active += __popc(now.active);
-    float value = __shfl_sync(kAllLanes, old.value, r);
-    if (has_up && lane >= kMaxBatch && lane < 2 * kMaxBatch && (old.active >> r & 1) != 0) {
-      value *= part.neuron.up(sum, ids[position(batch - 2, r)]);
+    const Gates& left = kAtOnce ? now : old;
+    float value = __shfl_sync(kAllLanes, left.value, r);
+    if (has_up && lane >= kMaxBatch && lane < 2 * kMaxBatch && (left.active >> r & 1) != 0) {
+      value *= part.neuron.up(sum, ids[position(up_batch, r)]);
     }
-    if (old.active == 0) return now;
+    if (left.active == 0) return now;
     float values[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const float v = __shfl_sync(kAllLanes, value, kMaxBatch + i);
-      values[i] = (old.active >> i & 1) != 0 ? v : 0.0f;
+      values[i] = (left.active >> i & 1) != 0 ? v : 0.0f;
     }
-    add_rows(batch - 2, old.active, values);
+    add_rows(up_batch, left.active, values);
     return now;
   }
 
   // All neurons of a tile of the list.
+  template <bool kAtOnce>
   __device__ __forceinline__ void run_tile(float (*sums)[kMaxWarps][2 * kMaxBatch]) {
-    const bool reads_gate = part.values == nullptr;
     const int batches = (n + groups * a.batch - 1) / (groups * a.batch);
 #pragma unroll
-    for (int b = 0; b < kStages; ++b) {
-      if (reads_gate) request_gates(b);
-      end_copy_group();
-    }
+    for (int b = 0; b < kStages; ++b) request<kAtOnce>(b), end_copy_group();
     Gates before, old;  // of the batches one and two before
-    for (int b = 0; b < batches + kStages; ++b) {
-      const Gates now = step(b, old, sums[b & 1]);
+    for (int b = 0; b < batches + (kAtOnce ? 0 : kStages); ++b) {
+      const Gates now = step<kAtOnce>(b, old, sums[b & 1]);
       old = before, before = now;
-      // The slots of the batch two before are free: this thread has read them.
-      request_up_down(b, now.active);
-      if (reads_gate) request_gates(b + kStages);
+      // The slots of this batch, or of the one two before, are free: this thread has read them.
+      if (!kAtOnce) request_up_down(b, now.active);
+      request<kAtOnce>(b + kStages);
       end_copy_group();
     }
     wait_copy_groups<0>();
@@ -269,6 +285,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   block.ids = ids, block.known = known, block.list_step = step;
   // The block has positions first, first + step, ... of the list.
   const int64_t share = count > first ? (count - first + step - 1) / step : 0;
+  const bool at_once = part.values != nullptr || share <= kShortBatches * block.groups * a.batch;
   for (int64_t tile = 0; tile < share; tile += kTile) {
     block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
     block.list_first = first + tile * step;
@@ -278,7 +295,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
       if (part.values != nullptr) known[i] = __ldcg(part.values + ids[i]);
     }
     __syncthreads();
-    block.run_tile(sums);
+    if (at_once) {
+      block.template run_tile<true>(sums);
+    } else {
+      block.template run_tile<false>(sums);
+    }
   }
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
