@@ -20,12 +20,10 @@ namespace {
 constexpr int kMaxThreads = 512;
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kMaxBatch = 4;     // neurons that a group of threads takes a step with
-constexpr int kStages = 2;       // batches whose rows of one kind are in flight
 constexpr int kRowsPerSlot = 3;  // gate, up, down
 constexpr int kTile = 512;       // of the block's share of the list, in shared memory
-// A share of up to so many batches is short: it takes as long as memory takes to answer twice, one after the other, and
-// rows in vain cost less than the second time.
-constexpr int kShortBatches = 4;
+// A share of which so many batches would be in flight twice over is short: it takes as long as memory takes to answer
+// twice, one after the other, and rows in vain cost less than the second time.
 constexpr int kMaxLinkBlocks = 16;
 
 // A list of neurons of one shard, and the blocks that compute it.
@@ -51,6 +49,12 @@ struct ListKernelArgs {
   int64_t next_bytes;     // of it; each block of the second part has an equal share
 };
 
+// Batches whose rows of one kind are in flight: as many as use the shared memory best. Quantised rows are smaller, and
+// each step's own time counts.
+constexpr int list_stages(DType type) {
+  return type == DType::q8_0 || type == DType::q4_0 ? 2 : 3;
+}
+
 // What a batch has become when its gates are known.
 struct Gates {
   float value = 0.0f;   // lane r: act(gate) of row r
@@ -61,15 +65,16 @@ template <DType D, int kChunks>
 struct ListBlock {
   using F = Format<D>;
   static constexpr int kBatch = kMaxBatch / kChunks;
+  static constexpr int kStages = list_stages(D);
   const ListKernelArgs& a;
   const ListPart& part;
   const int lane, warp, group, groups, t;
   RowSlots<D, kChunks, true> slots;
   OwnedInput<D, kChunks> in;
-  float acc[kChunks][F::kWeights] = {};
-  const int32_t* ids;  // of the tile, in shared memory
-  const float* known;  // act(gate) of the tile's neurons, with part.values
-  int n;               // neurons in the tile
+  ScaledSum<D> sums[kChunks];  // of the thread's columns
+  const int32_t* ids;          // of the tile, in shared memory
+  const float* known;          // act(gate) of the tile's neurons, with part.values
+  int n;                       // neurons in the tile
   int64_t list_first, list_step;
   int n_active = 0;
 
@@ -88,7 +93,7 @@ struct ListBlock {
     return batch >= 0 && r < a.batch && position(batch, r) < n;
   }
   __device__ __forceinline__ int slot(int kind, int batch, int r) const {
-    return (kind * kStages + (batch & 1)) * a.batch + r;
+    return (kind * kStages + batch % kStages) * a.batch + r;
   }
   // Whether to leave a row out. To ask costs more than a row in vain where that is cheap; slots that nothing was
   // requested for hold anything, and what is made of them is not used.
@@ -147,19 +152,15 @@ struct ListBlock {
       }
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        if (skip((active >> r & 1) != 0)) continue;
-        float values[F::kWeights];
-        F::decode(w[r], values);
-#pragma unroll
-        for (int i = 0; i < F::kWeights; ++i) acc[k][i] = fmaf(value[r], values[i], acc[k][i]);
+        if (!skip((active >> r & 1) != 0)) sums[k].add(w[r], value[r]);
       }
     }
   }
 
   // One step of the pipeline: the gates of `batch`, and what is left of it; or, unless kAtOnce, of the batch two before
-  // it, `old`. sums: [warps][2 * kMaxBatch] in shared memory, another one than in the step before.
+  // it, `old`. dot_sums: [warps][2 * kMaxBatch] in shared memory, another one than in the step before.
   template <bool kAtOnce>
-  __device__ __forceinline__ Gates step(int batch, const Gates& old, float (*sums)[2 * kMaxBatch]) {
+  __device__ __forceinline__ Gates step(int batch, const Gates& old, float (*dot_sums)[2 * kMaxBatch]) {
     const bool reads_gate = part.values == nullptr, has_up = part.shard.up.data != nullptr;
     const int up_batch = kAtOnce ? batch : batch - kStages;
     const unsigned ups = kAtOnce ? all(batch) : old.active;
@@ -180,7 +181,7 @@ struct ListBlock {
       }
     }
     const float mine = warp_sums(dots);
-    if (lane % 4 == 0) sums[warp][lane / 4] = mine;
+    if (lane % 4 == 0) dot_sums[warp][lane / 4] = mine;
     __syncthreads();
     // Every warp makes the same values of its group: lane r the gate of row r, lane kMaxBatch + r the up of row r.
     const int r = lane % kMaxBatch, per_group = a.threads / kWarp;
@@ -188,7 +189,7 @@ struct ListBlock {
 #pragma unroll
     for (int i = 0; i < kMaxWarps / 4; ++i) {  // the lanes of a value share the warps' sums
       const int w = lane / (2 * kMaxBatch) + 4 * i;
-      if (w < per_group) sum += sums[group * per_group + w][lane % (2 * kMaxBatch)];
+      if (w < per_group) sum += dot_sums[group * per_group + w][lane % (2 * kMaxBatch)];
     }
     sum += __shfl_xor_sync(kAllLanes, sum, 2 * kMaxBatch);
     sum += __shfl_xor_sync(kAllLanes, sum, 4 * kMaxBatch);
@@ -219,15 +220,17 @@ struct ListBlock {
 
   // All neurons of a tile of the list.
   template <bool kAtOnce>
-  __device__ __forceinline__ void run_tile(float (*sums)[kMaxWarps][2 * kMaxBatch]) {
+  __device__ __forceinline__ void run_tile(float (*dot_sums)[kMaxWarps][2 * kMaxBatch]) {
     const int batches = (n + groups * a.batch - 1) / (groups * a.batch);
 #pragma unroll
     for (int b = 0; b < kStages; ++b) request<kAtOnce>(b), end_copy_group();
-    Gates before, old;  // of the batches one and two before
+    Gates past[kStages];  // of the batches before, the latest last
     for (int b = 0; b < batches + (kAtOnce ? 0 : kStages); ++b) {
-      const Gates now = step<kAtOnce>(b, old, sums[b & 1]);
-      old = before, before = now;
-      // The slots of this batch, or of the one two before, are free: this thread has read them.
+      const Gates now = step<kAtOnce>(b, past[0], dot_sums[b & 1]);
+#pragma unroll
+      for (int i = 0; i + 1 < kStages; ++i) past[i] = past[i + 1];
+      past[kStages - 1] = now;
+      // The slots that these take are free: this thread has read them.
       if (!kAtOnce) request_up_down(b, now.active);
       request<kAtOnce>(b + kStages);
       end_copy_group();
@@ -236,17 +239,18 @@ struct ListBlock {
   }
 
   // The block's sum: over its groups of threads, in order.
-  __device__ __forceinline__ void store(float* partial, float* shared) const {
+  __device__ __forceinline__ void store(float* partial, float* shared) {
     const int n_chunks = slots.n_chunks;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) sums[k].finish();
     if (groups == 1) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         if (t + k * a.threads >= n_chunks) continue;
         auto* to = reinterpret_cast<float4*>(partial) + (t + k * a.threads) * F::kWeights / 4;
+        const float* acc = sums[k].acc;
 #pragma unroll
-        for (int i = 0; i < F::kWeights; i += 4) {
-          to[i / 4] = make_float4(acc[k][i], acc[k][i + 1], acc[k][i + 2], acc[k][i + 3]);
-        }
+        for (int i = 0; i < F::kWeights; i += 4) to[i / 4] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
       }
       return;
     }
@@ -256,16 +260,26 @@ struct ListBlock {
     for (int k = 0; k < kChunks; ++k) {
 #pragma unroll
       for (int i = 0; i < F::kWeights; ++i) {
-        shared[(group * F::kWeights + i) * plane + k * a.threads + t] = acc[k][i];
+        shared[(group * F::kWeights + i) * plane + k * a.threads + t] = sums[k].acc[i];
       }
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < n_chunks * F::kWeights; c += blockDim.x) {
-      float sum = 0.0f;
+    constexpr int kTogether = 4;
+    for (int first = threadIdx.x; first < n_chunks * F::kWeights; first += kTogether * static_cast<int>(blockDim.x)) {
+      float sum[kTogether] = {};
       for (int g = 0; g < groups; ++g) {
-        sum += shared[(g * F::kWeights + c % F::kWeights) * plane + c / F::kWeights];
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) {
+          const int c = first + u * static_cast<int>(blockDim.x);
+          if (c >= n_chunks * F::kWeights) continue;
+          sum[u] += shared[(g * F::kWeights + c % F::kWeights) * plane + c / F::kWeights];
+        }
       }
-      partial[c] = sum;
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int c = first + u * static_cast<int>(blockDim.x);
+        if (c < n_chunks * F::kWeights) partial[c] = sum[u];
+      }
     }
   }
 };
@@ -285,7 +299,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   block.ids = ids, block.known = known, block.list_step = step;
   // The block has positions first, first + step, ... of the list.
   const int64_t share = count > first ? (count - first + step - 1) / step : 0;
-  const bool at_once = part.values != nullptr || share <= kShortBatches * block.groups * a.batch;
+  const bool at_once = part.values != nullptr || share <= 2 * ListBlock<D, kChunks>::kStages * block.groups * a.batch;
   for (int64_t tile = 0; tile < share; tile += kTile) {
     block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
     block.list_first = first + tile * step;
@@ -324,7 +338,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
 // --- the sum of the blocks' sums ---
 
 constexpr int kMergeWarps = 16;
-constexpr int kVec = 4;  // columns of a thread
 
 struct MergeArgs {
   const float* partial;  // [splits][n]
@@ -340,35 +353,42 @@ struct MergeArgs {
   OutputNorm next;
 };
 
-// 128 columns a block. The last warp waits for the CPU while the others add, and finishes.
+// 32 columns a block. The last warp waits for the CPU while the others add, and finishes.
 __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const __grid_constant__ MergeArgs a) {
-  __shared__ float sums[kMergeWarps][kVec][kWarp];
+  __shared__ alignas(16) float sums[kMergeWarps][kWarp];
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int c = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVec;
-  const bool live = c < a.n;
-  float weight[kVec] = {};  // of the norm to come
-  if (warp == kMergeWarps && live && a.next.weight != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) weight[i] = a.next.weight[c + i];
-  }
+  const int c = static_cast<int>(blockIdx.x) * kWarp + lane;
+  const bool finishes = warp == kMergeWarps && c < a.n;
+  const float bias = finishes && a.bias != nullptr ? a.bias[c] : 0.0f;
+  const float weight = finishes && a.next.weight != nullptr ? a.next.weight[c] : 0.0f;  // of the norm to come
   grid_wait();
+  float y = 0.0f, answer = 0.0f;
   if (warp < kMergeWarps) {
-    float sum[kVec] = {};
-    constexpr int kTogether = 10;  // loads in flight: all, for up to 160 blocks
-    for (int first = warp; first < a.splits; first += kTogether * kMergeWarps) {
+    constexpr int kQuads = kWarp / 4, kSide = kMergeWarps * kWarp / kQuads;  // splits that are added side by side
+    constexpr int kTogether = 3;  // loads in flight: all, for up to 192 blocks
+    const int column = static_cast<int>(blockIdx.x) * kWarp + lane % kQuads * 4;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int first = threadIdx.x / kQuads; first < a.splits; first += kTogether * kSide) {
       float4 p[kTogether];
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
-        const int s = first + u * kMergeWarps;
+        const int s = first + u * kSide;
         p[u] = make_float4(0, 0, 0, 0);
-        if (live && s < a.splits) p[u] = __ldcg(reinterpret_cast<const float4*>(a.partial + int64_t{s} * a.n + c));
+        if (column < a.n && s < a.splits) {
+          p[u] = __ldcg(reinterpret_cast<const float4*>(a.partial + int64_t{s} * a.n + column));
+        }
       }
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) sum[0] += p[u].x, sum[1] += p[u].y, sum[2] += p[u].z, sum[3] += p[u].w;
+      for (int u = 0; u < kTogether; ++u) sum.x += p[u].x, sum.y += p[u].y, sum.z += p[u].z, sum.w += p[u].w;
     }
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) sums[warp][i][lane] = sum[i];
+    for (int o = kQuads; o < kWarp; o *= 2) {
+      sum.x += __shfl_xor_sync(kAllLanes, sum.x, o), sum.y += __shfl_xor_sync(kAllLanes, sum.y, o);
+      sum.z += __shfl_xor_sync(kAllLanes, sum.z, o), sum.w += __shfl_xor_sync(kAllLanes, sum.w, o);
+    }
+    if (lane < kQuads) reinterpret_cast<float4*>(sums[warp])[lane] = sum;
     const auto count = [&](int first, int end, int32_t* to) {
       int total = 0;
       for (int s = first + lane; s < end; s += kWarp) total += __ldcg(a.block_active + s);
@@ -377,46 +397,23 @@ __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const 
     };
     if (blockIdx.x == 0 && warp == 0 && a.n_active != nullptr) count(a.link_splits, a.splits, a.n_active);
     if (blockIdx.x == 0 && warp == 1 && a.n_linked_active != nullptr) count(0, a.link_splits, a.n_linked_active);
-  }
-  float y[kVec] = {};
-  float4 answer = make_float4(0, 0, 0, 0);
-  if (warp == kMergeWarps) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) y[i] = live ? __ldcg(a.y + c + i) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) y[i] += live && a.bias != nullptr ? a.bias[c + i] : 0.0f;
+  } else {
+    if (finishes) y = __ldcg(a.y + c) + bias;
     if (a.answer.answer != nullptr) {
       if (lane == 0) wait_answered_by_one(a.answer);
       __syncwarp();
-      if (live) answer = __ldcv(reinterpret_cast<const float4*>(a.answer.answer + c));
+      if (finishes) answer = __ldcv(a.answer.answer + c);
     }
   }
   __syncthreads();
   if (warp < kMergeWarps) return;
+  float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kMergeWarps; ++w) sum += sums[w][i][lane];
-    y[i] += sum;
-    y[i] += i == 0 ? answer.x : i == 1 ? answer.y : i == 2 ? answer.z : answer.w;
-    if (live) a.y[c + i] = y[i];
-  }
-  if (a.next.weight == nullptr) return;
-  // Half of the norm of y: the lane's columns are a quad of a block of 32 that eight lanes have.
-  float weighted[1][kVec], squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) weighted[0][i] = y[i] * weight[i], squares = fmaf(y[i], y[i], squares);
-  Q8Quad q[1];
-  quantize_quads<1, true>(weighted, q);
-#pragma unroll
-  for (int o = 1; o < 8; o *= 2) squares += __shfl_xor_sync(kAllLanes, squares, o);
-  if (!live) return;
-  const int quad = c / kVec;
-  reinterpret_cast<unsigned*>(a.next.unscaled.q8)[quad] = q[0].word;
-  if (quad % 8 != 0) return;
-  reinterpret_cast<Q8Scale*>(a.next.unscaled.q8 + q8_quants_bytes(a.n))[quad / 8] = q[0].scale;
-  a.next.unscaled.squares[quad / 8] = squares;
+  for (int w = 0; w < kMergeWarps; ++w) sum += sums[w][lane];
+  y += sum;
+  y += answer;
+  if (finishes) a.y[c] = y;
+  if (a.next.weight != nullptr) a.next.store(a.n, static_cast<int>(blockIdx.x), y, weight);
 }
 
 // --- how it is launched ---
@@ -432,7 +429,7 @@ ListPlan plan_list(const Gpu& gpu, int64_t cols) {
   p.threads = threads_per_row(cols / Format<D>::kWeights, kChunks, kMaxThreads);
   if (p.threads == 0) return p;
   p.groups = kMaxThreads / p.threads;
-  const int slots = kStages * kRowsPerSlot;  // of each neuron of a batch
+  const int slots = list_stages(D) * kRowsPerSlot;  // of each neuron of a batch
   const size_t reduction = p.groups == 1 ? 0
                                          : static_cast<size_t>(p.groups * Format<D>::kWeights) *
                                                static_cast<size_t>(p.threads * kChunks + kWarp / Format<D>::kWeights) *
@@ -519,7 +516,7 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
   if (list.answer != nullptr) merge.answer = *list.answer;
   return [merge](const Gpu& on, const OutputNorm* half) mutable {
     if (half != nullptr) merge.next = *half;
-    launch(on, merge_kernel, grid_size(ceil_div(merge.n, kWarp * kVec)), (kMergeWarps + 1) * kWarp, 0, merge);
+    launch(on, merge_kernel, grid_size(ceil_div(merge.n, kWarp)), (kMergeWarps + 1) * kWarp, 0, merge);
   };
 }
 

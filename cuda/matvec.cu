@@ -50,10 +50,7 @@ struct LeavesNorm {
     wait_copy_groups<0>();
     __syncthreads();
     if (warp != 0) return;
-    const float v = rows[lane];
-    store_q8_block(v * shared_weight()[lane], norm.unscaled.q8, n, blockIdx.x);
-    const float squares = group_sum(v * v);
-    if (lane == 0) norm.unscaled.squares[blockIdx.x] = squares;
+    norm.store(n, static_cast<int>(blockIdx.x), rows[lane], shared_weight()[lane]);
   }
 };
 

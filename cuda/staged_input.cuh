@@ -94,6 +94,13 @@ constexpr int64_t kUnscaledNormBytes = q8_row_bytes(kMaxNormColumns) + kMaxNormC
 struct OutputNorm {
   const float* weight = nullptr;  // null: there is no norm to come
   UnscaledNorm unscaled;
+
+  // Lane l of a warp has element l of a block of 32 of x [n], and its weight.
+  __device__ __forceinline__ void store(int64_t n, int block, float v, float own_weight) const {
+    store_q8_block(v * own_weight, unscaled.q8, n, block);
+    const float sum = group_sum(v * v);
+    if (threadIdx.x % kWarp == 0) unscaled.squares[block] = sum;
+  }
 };
 
 // An RMS norm of one row of n elements, n a multiple of 32 and at most kMaxNormColumns.
