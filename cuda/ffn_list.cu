@@ -20,10 +20,9 @@ namespace {
 constexpr int kMaxThreads = 512;
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kMaxBatch = 4;     // neurons that a group of threads takes a step with
+constexpr int kStages = 2;       // batches whose rows of one kind are in flight
 constexpr int kRowsPerSlot = 3;  // gate, up, down
 constexpr int kTile = 512;       // of the block's share of the list, in shared memory
-// A share of which so many batches would be in flight twice over is short: it takes as long as memory takes to answer
-// twice, one after the other, and rows in vain cost less than the second time.
 constexpr int kMaxLinkBlocks = 16;
 
 // A list of neurons of one shard, and the blocks that compute it.
@@ -49,12 +48,6 @@ struct ListKernelArgs {
   int64_t next_bytes;     // of it; each block of the second part has an equal share
 };
 
-// Batches whose rows of one kind are in flight: as many as use the shared memory best. Quantised rows are smaller, and
-// each step's own time counts.
-constexpr int list_stages(DType type) {
-  return type == DType::q8_0 || type == DType::q4_0 ? 2 : 3;
-}
-
 // What a batch has become when its gates are known.
 struct Gates {
   float value = 0.0f;   // lane r: act(gate) of row r
@@ -65,7 +58,9 @@ template <DType D, int kChunks>
 struct ListBlock {
   using F = Format<D>;
   static constexpr int kBatch = kMaxBatch / kChunks;
-  static constexpr int kStages = list_stages(D);
+  // Of a share of up to so many batches all rows are asked for at once: it takes as long as memory takes to answer
+  // twice, one after the other, and rows in vain cost less than the second time. Larger rows stand in each other's way.
+  static constexpr int kShortBatches = F::kQuantized ? 2 * kStages : 1;
   const ListKernelArgs& a;
   const ListPart& part;
   const int lane, warp, group, groups, t;
@@ -224,12 +219,10 @@ struct ListBlock {
     const int batches = (n + groups * a.batch - 1) / (groups * a.batch);
 #pragma unroll
     for (int b = 0; b < kStages; ++b) request<kAtOnce>(b), end_copy_group();
-    Gates past[kStages];  // of the batches before, the latest last
+    Gates before, old;  // of the batches one and two before
     for (int b = 0; b < batches + (kAtOnce ? 0 : kStages); ++b) {
-      const Gates now = step<kAtOnce>(b, past[0], dot_sums[b & 1]);
-#pragma unroll
-      for (int i = 0; i + 1 < kStages; ++i) past[i] = past[i + 1];
-      past[kStages - 1] = now;
+      const Gates now = step<kAtOnce>(b, old, dot_sums[b & 1]);
+      old = before, before = now;
       // The slots that these take are free: this thread has read them.
       if (!kAtOnce) request_up_down(b, now.active);
       request<kAtOnce>(b + kStages);
@@ -299,7 +292,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   block.ids = ids, block.known = known, block.list_step = step;
   // The block has positions first, first + step, ... of the list.
   const int64_t share = count > first ? (count - first + step - 1) / step : 0;
-  const bool at_once = part.values != nullptr || share <= 2 * ListBlock<D, kChunks>::kStages * block.groups * a.batch;
+  const bool at_once = part.values != nullptr || share <= block.kShortBatches * block.groups * a.batch;
   for (int64_t tile = 0; tile < share; tile += kTile) {
     block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
     block.list_first = first + tile * step;
@@ -429,7 +422,7 @@ ListPlan plan_list(const Gpu& gpu, int64_t cols) {
   p.threads = threads_per_row(cols / Format<D>::kWeights, kChunks, kMaxThreads);
   if (p.threads == 0) return p;
   p.groups = kMaxThreads / p.threads;
-  const int slots = list_stages(D) * kRowsPerSlot;  // of each neuron of a batch
+  const int slots = kStages * kRowsPerSlot;  // of each neuron of a batch
   const size_t reduction = p.groups == 1 ? 0
                                          : static_cast<size_t>(p.groups * Format<D>::kWeights) *
                                                static_cast<size_t>(p.threads * kChunks + kWarp / Format<D>::kWeights) *
