@@ -44,7 +44,7 @@ struct CostModel {
   double kernel_seconds = 1.3e-6;  // one dependent kernel inside a graph
   double attention_kernels = 4;    // norm, QKV, rope + cache + attention, output product
   double ffn_kernels = 5;          // norm, gates + compaction, down + residual
-  double predictor_kernels = 5;    // two, and the list of neurons
+  double predictor_kernels = 4;    // one, whose blocks wait for each other twice
   double head_kernels = 3;         // norm, head, argmax
   double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
   double token_seconds = 30e-6;    // launching the graph, sampling

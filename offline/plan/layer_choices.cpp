@@ -102,7 +102,7 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
 double LayerCosts::link_share(const LayerChoice& c) const {
   const bool divided = c.hot > 0 && c.hot < shape_.n_ff;
   const bool predicts = c.selection == Selection::predictor && c.predictor == Where::gpu;
-  return shape_.linkable && divided && predicts ? cost_.balanced_link_share() : 0;
+  return divided && predicts ? cost_.balanced_link_share() : 0;
 }
 
 std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {

@@ -269,6 +269,7 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     g.kv_cache += kv;
     plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
     if (c.selection == Selection::predictor && !predictor) plan.host_bytes += s.predictor_bytes;
+    if (s.copies_linked) plan.host_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
     on_gpu(g.attention, attention);
     on_gpu(g.up_down, up_down);

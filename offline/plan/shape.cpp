@@ -28,7 +28,7 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   l.kv_token_bytes = static_cast<uint64_t>(2 * c.n_head_kv * c.head_dim) * sizeof(f16_t);
   l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
   l.by_neuron = static_cast<bool>(w.ffn.down_t) || !is_quantized(w.ffn.down.type);
-  l.linkable = true;
+  l.copies_linked = is_quantized(w.ffn.gate.type);
   const Matrix& down = w.ffn.down_t ? w.ffn.down_t : w.ffn.down;
   l.up_down_bytes = down.bytes() / static_cast<uint64_t>(l.n_ff);
   if (w.ffn.up) l.up_down_bytes += w.ffn.up.row_size() + bias_bytes(w.ffn.up_bias);

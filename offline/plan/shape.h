@@ -22,7 +22,7 @@ struct LayerShape {
   // False where `down` is quantised and not transposed: its neurons cannot be told apart, so the FFN is dense and on
   // one side.
   bool by_neuron = true;
-  bool linkable = false;  // the GPU can compute with the rows as they lie in host memory: they are not quantised
+  bool copies_linked = false;  // rows that the GPU reads over the link are laid out anew: they are quantised
   uint64_t neuron_bytes() const { return gate_bytes + up_down_bytes; }
   uint64_t ffn_bytes() const { return neuron_bytes() * static_cast<uint64_t>(n_ff); }
 };

@@ -167,14 +167,18 @@ TEST_F(GpuSparseTest, WeightsOfSeveralTypes) {
   }
 }
 
-// Every block of the GPU has more neurons than it takes at once.
+// Every block of the GPU has more neurons than it takes, or asks for, at once.
 TEST_F(GpuSparseTest, MoreNeuronsThanABlocksTile) {
   std::mt19937 rng(9);
-  TwinShard shard(*ref_, *gpu_, rng, DType::f16, 9001, 64, true, true);
-  shard.act = Activation::relu2;
-  std::vector<int32_t> all(9001);
-  std::iota(all.begin(), all.end(), 0);
-  expect_same(rng, shard, 64, 0.0f, &all, bound(DType::f16, 1));
+  for (const auto& [type, n, n_embd] :
+       {std::tuple<DType, int64_t, int64_t>{DType::f16, 9001, 64}, {DType::q8_0, 3601, 4096}}) {
+    SCOPED_TRACE(traits(type).name);
+    TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, true, true);
+    shard.act = Activation::relu2;
+    std::vector<int32_t> all(static_cast<size_t>(n));
+    std::iota(all.begin(), all.end(), 0);
+    expect_same(rng, shard, n_embd, 0.0f, &all, bound(type, 1));
+  }
 }
 
 TEST_F(GpuSparseTest, RowsThatCannotBeAlignedAreRefused) {

@@ -189,7 +189,7 @@ TEST(Plan, HotSetsAreThoseOfAGlobalSort) {
 // The cold neurons that the GPU reads over the link: of every frequency, a share that makes both sides equally long.
 TEST(Plan, LinkedNeuronsBalanceTheCold) {
   ModelShape shape = test::llama_7b();
-  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000, l.linkable = true;
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000;
   const Frequencies f = typical_frequencies(shape, 0.11);
   PlanRequest r = request(SparsityRule::predict);
   const Plan automatic = Planner(shape, f, r).plan(gib(8));
@@ -215,8 +215,14 @@ TEST(Plan, LinkedNeuronsBalanceTheCold) {
     EXPECT_NEAR(linked / all, 0.3, 0.01);
     EXPECT_TRUE(without.placement.layers[l].gpu_linked.empty());
   }
-  for (LayerShape& l : shape.layers) l.linkable = false;  // quantised
-  EXPECT_EQ(Planner(shape, f, r).plan(gib(8)).traffic.link, 0);
+  for (LayerShape& l : shape.layers) l.copies_linked = true;
+  const Plan copied = Planner(shape, f, r).plan(gib(8));
+  uint64_t copies = 0;
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    copies += copied.placement.layers[l].gpu_linked.size() * shape.layers[l].neuron_bytes();
+  }
+  EXPECT_GT(copies, 0);
+  EXPECT_EQ(copied.host_bytes, given.host_bytes + copies);
   r.cost.link_share = 1.5;
   EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("expected 0 to 1"), std::string::npos);
 }
