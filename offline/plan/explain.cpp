@@ -110,7 +110,7 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
     out += fmt::format(
         "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, "
         "while the CPU reads the rest",
-        100 * planner.request().cost.balanced_link_share());
+        100 * plan.link_share);
   }
   if (predicted > 0) {
     out +=
@@ -250,7 +250,7 @@ json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
             {"gpu_bandwidth", c.gpu_bandwidth},
             {"cpu_bandwidth", c.cpu_bandwidth},
             {"pcie_bandwidth", c.pcie_bandwidth},
-            {"link_share", c.balanced_link_share()},
+            {"link_share", plan.link_share},
             {"cpu_flops", c.cpu_flops},
             {"stream_tokens", planner.stream_tokens()},
             {"tokens_per_second", plan.tokens_per_second()},

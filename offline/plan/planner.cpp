@@ -269,12 +269,13 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     g.kv_cache += kv;
     plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
     if (c.selection == Selection::predictor && !predictor) plan.host_bytes += s.predictor_bytes;
-    if (s.copies_linked) plan.host_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
+    if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
     on_gpu(g.attention, attention);
     on_gpu(g.up_down, up_down);
     on_gpu(g.gates, all - kv - up_down - attention - predictors);
   }
+  plan.host_bytes += plan.linked_copy_bytes;
   if (shape_.tied_head) {
     on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu));
   } else {
@@ -309,6 +310,7 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
 Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
   Plan plan;
   plan.seconds = picked.seconds, plan.bound = picked.bound, plan.n_kv = n_kv_;
+  plan.link_share = request_.cost.balanced_link_share();
   double activations = 0, hot = 0, neurons = 0;
   for (size_t l = 0; l < picked.layers.size(); ++l) {
     plan.layers.push_back(report_layer(l, picked));
@@ -337,7 +339,7 @@ Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
 }
 
 void Planner::check_host_memory(const Plan& plan) const {
-  if (request_.host_memory == 0 || plan.host_bytes <= request_.host_memory) return;
+  if (fits_host(plan)) return;
   uint64_t token_bytes = 0;  // of cache on the host, per position of the context
   for (size_t l = 0; l < plan.layers.size(); ++l) {
     if (plan.layers[l].choice.attention == Where::cpu) token_bytes += shape_.layers[l].kv_token_bytes;
@@ -353,12 +355,28 @@ void Planner::check_host_memory(const Plan& plan) const {
   }
   fail(
       "the model does not fit: what is not on the GPU takes {:.2f} GiB of host memory and {:.2f} GiB may be used; "
-      "use a --vram-budget larger by {:.2f} GiB, or a smaller quantisation",
-      gib_up(plan.host_bytes), gib(request_.host_memory), gib_up(excess));
+      "use {}a --vram-budget larger by {:.2f} GiB, or a smaller quantisation",
+      gib_up(plan.host_bytes), gib(request_.host_memory), plan.linked_copy_bytes > 0 ? "a smaller --link-share, " : "",
+      gib_up(excess));
+}
+
+Plan Planner::plan_with(uint64_t vram_budget, double link_share) const {
+  PlanRequest r = request_;
+  r.cost.link_share = link_share;
+  const Planner other(shape_, frequencies_, r);
+  return other.report(other.pick(vram_budget), vram_budget);
 }
 
 Plan Planner::plan(uint64_t vram_budget) const {
   Plan p = report(pick(vram_budget), vram_budget);
+  if (!fits_host(p) && p.linked_copy_bytes > 0 && !request_.cost.link_share) {
+    // As many copies as there is room for; with fewer of them the division differs a little.
+    constexpr double kOfRoom = 0.95;
+    const double excess = static_cast<double>(p.host_bytes - request_.host_memory);
+    const double kept = kOfRoom * (1 - excess / static_cast<double>(p.linked_copy_bytes));
+    if (kept > 0) p = plan_with(vram_budget, kept * p.link_share);
+    if (!fits_host(p)) p = plan_with(vram_budget, 0);
+  }
   check_host_memory(p);
   return p;
 }

@@ -53,7 +53,9 @@ struct LayerReport {
 struct Plan {
   engine::Placement placement;
   GpuBytes gpu;
-  uint64_t host_bytes = 0;  // weights, cache and activations in host memory
+  uint64_t host_bytes = 0;         // weights, cache and activations in host memory
+  uint64_t linked_copy_bytes = 0;  // of these, second copies of rows that the GPU reads over the link
+  double link_share = 0;           // of the cold neurons, in layers where the GPU reads some
   std::vector<LayerReport> layers;
   Traffic traffic;      // per token, all layers and the head
   double seconds = 0;   // per token
@@ -70,7 +72,8 @@ class Planner {
   Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request);
 
   // The best plan for a budget in bytes, 0 = without a GPU. Throws Error when the budget is below the smallest one that
-  // works (and says which that is), or when what remains does not fit host memory.
+  // works (and says which that is), or when what remains does not fit host memory. Where that is short, fewer rows than
+  // would be fastest are read over the link, if that takes copies of them and the request does not say how many.
   Plan plan(uint64_t vram_budget) const;
   Plan plan() const { return plan(request_.vram_budget); }
   // Needs of any plan that uses the GPU: those that are fixed, and prescribed neurons; a budget below it is refused.
@@ -108,7 +111,11 @@ class Planner {
   LayerReport report_layer(size_t layer, const Picked& picked) const;
   void account(const Picked& picked, Plan& plan) const;
   engine::Placement placement(const Picked& picked, uint64_t vram_budget) const;
+  bool fits_host(const Plan& plan) const {
+    return request_.host_memory == 0 || plan.host_bytes <= request_.host_memory;
+  }
   void check_host_memory(const Plan& plan) const;
+  Plan plan_with(uint64_t vram_budget, double link_share) const;
 
   ModelShape shape_;
   Frequencies frequencies_;

@@ -222,7 +222,23 @@ TEST(Plan, LinkedNeuronsBalanceTheCold) {
     copies += copied.placement.layers[l].gpu_linked.size() * shape.layers[l].neuron_bytes();
   }
   EXPECT_GT(copies, 0);
+  EXPECT_EQ(copied.linked_copy_bytes, copies);
   EXPECT_EQ(copied.host_bytes, given.host_bytes + copies);
+  // With too little memory for all copies there are fewer, or none; not where their share is given.
+  r.host_memory = copied.host_bytes - copies / 2;
+  EXPECT_NE(message_of([&] { Planner(shape, f, r).plan(gib(8)); }).find("use a smaller --link-share"),
+            std::string::npos);
+  r.cost.link_share.reset();
+  const Plan fewer = Planner(shape, f, r).plan(gib(8));
+  EXPECT_LE(fewer.host_bytes, r.host_memory);
+  EXPECT_GT(fewer.link_share, 0);
+  EXPECT_LT(fewer.link_share, automatic.link_share);
+  EXPECT_GT(fewer.traffic.link, 0);
+  r.host_memory = given.host_bytes;
+  const Plan none = Planner(shape, f, r).plan(gib(8));
+  EXPECT_EQ(none.traffic.link, 0);
+  EXPECT_EQ(none.linked_copy_bytes, 0);
+  r.host_memory = 0;
   r.cost.link_share = 1.5;
   EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("expected 0 to 1"), std::string::npos);
 }
