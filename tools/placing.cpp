@@ -135,7 +135,8 @@ void add_link_share_option(CLI::App& sub, std::optional<double>& share, const ch
   sub.add_option(
          "--link-share", share,
          "Share of the cold neurons, 0 to 1, that the GPU reads from host memory itself while the CPU reads the "
-         "others, where a predictor names them and they are not quantised (default: as the bandwidths balance)")
+         "others, where a predictor names them; quantised ones take host memory for a copy (default: as the bandwidths "
+         "balance)")
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X")
       ->group(group);
