@@ -28,7 +28,7 @@ struct CostModel {
 
   // Share of those that kernels reach: whole matrices (the CPU 83 % on 16 cores of a shared host, 88 % on 2), and rows
   // gathered by id.
-  double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6;
+  double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6, gpu_predictor_efficiency = 0.75;
   double cpu_dense_efficiency = 0.8, cpu_sparse_efficiency = 0.65;
   // Of the link, by rows that the GPU gathers from host memory itself, and the share of the cold rows that it is given
   // (nullopt: as much as it reads while the CPU reads the others).
@@ -43,8 +43,9 @@ struct CostModel {
   // times a bare kernel's time.
   double kernel_seconds = 1.3e-6;  // one dependent kernel inside a graph
   double attention_kernels = 4;    // norm, QKV, rope + cache + attention, output product
-  double ffn_kernels = 5;          // norm, gates + compaction, down + residual
-  double predictor_kernels = 4;    // one, whose blocks wait for each other twice
+  double ffn_kernels = 5;          // the FFN of a list, and the sum of its blocks' sums
+  double gate_kernels = 3;         // gates of all neurons, and the list
+  double predictor_kernels = 3;    // one, whose blocks wait for each other twice
   double head_kernels = 3;         // norm, head, argmax
   double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
   double token_seconds = 30e-6;    // launching the graph, sampling
@@ -75,6 +76,9 @@ struct CostModel {
 
   double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
   double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }
+  double gpu_predictor(double bytes) const {
+    return predictor_kernels * kernel_seconds + bytes / (gpu_bandwidth * gpu_predictor_efficiency);
+  }
   double gpu_sparse(double bytes) const { return bytes / (gpu_bandwidth * gpu_sparse_efficiency); }
   double cpu_dense(double bytes) const { return bytes / (cpu_bandwidth * cpu_dense_efficiency); }
   double cpu_sparse(double bytes) const { return bytes / (cpu_bandwidth * cpu_sparse_efficiency); }

@@ -120,12 +120,13 @@ std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {
 
 LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const Traffic t = ffn_traffic(c);
-  const double gpu_dense = cost_.gpu_dense(t.gpu_dense), gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
+  const double gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
   if (c.selection == Selection::predictor) {
-    const double kernels = c.predictor == Where::gpu ? cost_.predictor_kernels * cost_.kernel_seconds : 0;
-    return {kernels + gpu_dense + cpu_dense, gpu_sparse, std::max(cpu_sparse, cost_.linked(t.link))};
+    const double predictor = c.predictor == Where::gpu ? cost_.gpu_predictor(t.gpu_dense) : cpu_dense;
+    return {predictor, gpu_sparse, std::max(cpu_sparse, cost_.linked(t.link))};
   }
+  const double gpu_dense = cost_.gpu_dense(t.gpu_dense);
   const bool cold_gates_on_gpu = c.gates > c.hot;
   return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
 }
@@ -136,7 +137,9 @@ double LayerCosts::seconds(const LayerChoice& c) const {
   const Traffic attention = attention_traffic(c);
   double sum = cost_.gpu_dense(attention.gpu_dense) + cost_.cpu_dense(attention.cpu_dense);
   if (c.attention == Where::gpu) sum += cost_.attention_kernels * cost_.kernel_seconds;
-  if (gpu_ffn) sum += cost_.ffn_kernels * cost_.kernel_seconds;
+  if (gpu_ffn) {
+    sum += (cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0)) * cost_.kernel_seconds;
+  }
   const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold ? 1 : 0);
   sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
   const FfnTime ffn = ffn_time(c);

@@ -38,7 +38,7 @@ double layer_seconds(const LayerShape& l, const std::vector<double>& p, const Pl
   const double attention = static_cast<double>(l.attention_bytes) + static_cast<double>(l.kv_token_bytes) * n_kv;
   t += attention_gpu ? c.attention_kernels * c.kernel_seconds + attention / (c.gpu_bandwidth * c.gpu_dense_efficiency)
                      : attention / (c.cpu_bandwidth * c.cpu_dense_efficiency);
-  if (any_gpu) t += c.ffn_kernels * c.kernel_seconds;
+  if (any_gpu) t += (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds;
   double handoffs = (attention_gpu ? 0 : 1) + (any_cold ? 1 : 0);
   if (!any_gpu) handoffs = std::min(handoffs, 1.0);
   return t + handoffs * c.handoff_seconds;
@@ -220,7 +220,8 @@ double add_layer(Programme& m, Programme::Terms& bytes, const LayerShape& l, con
   const double gate = static_cast<double>(l.gate_bytes), rows = static_cast<double>(l.up_down_bytes);
   const double h = us * c.handoff_seconds;
   const int a = m.binary(us * (attention / gd - attention / cd + c.attention_kernels * c.kernel_seconds));
-  const int lone = m.binary(), any_cold = m.binary(), used = m.binary(us * c.ffn_kernels * c.kernel_seconds);
+  const int lone = m.binary(), any_cold = m.binary(),
+            used = m.binary(us * (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds);
   const int handoffs = m.positive(h), t = m.positive(1);
   m.at_least({{handoffs, 1}, {a, 1}}, 1);
   m.at_least({{handoffs, 1}, {any_cold, -1}}, 0);
