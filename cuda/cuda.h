@@ -1,6 +1,7 @@
 #pragma once
 // The CUDA backend, without CUDA types: safe to include anywhere. Built without a toolkit, stub.cpp answers "no
 // device".
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,8 +30,15 @@ struct Bandwidth {
 // Measured on the spot, a fraction of a second.
 Bandwidth measure_bandwidth(int gpu);
 
+// What a device uses of a GPU at most, so that in tests a GPU stands in for smaller and older ones: kernels are chosen
+// and divided as they would be there.
+struct GpuShape {
+  int multiprocessors = std::numeric_limits<int>::max();
+  size_t shared_per_block = std::numeric_limits<size_t>::max();  // bytes
+  bool overlap = true;  // launches that overlap the kernel before (9.0 and later)
+};
 // Throws Error when there is no such GPU.
-std::unique_ptr<Device> make_device(int gpu);
+std::unique_ptr<Device> make_device(int gpu, const GpuShape& at_most = {});
 
 // Products of matrices on a GPU; 64 MiB of scratch beside what is allocated from them. Throws as make_device() does.
 std::unique_ptr<Products> make_products(int gpu);

@@ -44,7 +44,7 @@ class Layout {
 
 class CudaDevice final : public Device, public DeviceClock {
  public:
-  explicit CudaDevice(int gpu);
+  CudaDevice(int gpu, const GpuShape& at_most);
   ~CudaDevice() override;
 
   std::string name() const override { return name_; }
@@ -186,15 +186,16 @@ class CudaDevice final : public Device, public DeviceClock {
 
 constexpr size_t kStagingBytes = size_t{1} << 20;
 
-CudaDevice::CudaDevice(int gpu) {
+CudaDevice::CudaDevice(int gpu, const GpuShape& at_most) {
   const size_t context = activate(gpu);  // makes it current, too
   const size_t before = query_memory(gpu).free;
   cudaDeviceProp p{};
   CUDA_CHECK(cudaGetDeviceProperties(&p, gpu));
   name_ = p.name;
   stream_ = make_stream();
-  gpu_ = OpQueue({gpu, stream_, p.multiProcessorCount, p.sharedMemPerBlockOptin, static_cast<size_t>(p.l2CacheSize),
-                  supports_overlap(gpu)});
+  gpu_ = OpQueue({gpu, stream_, std::min(p.multiProcessorCount, at_most.multiprocessors),
+                  std::min(p.sharedMemPerBlockOptin, at_most.shared_per_block), static_cast<size_t>(p.l2CacheSize),
+                  at_most.overlap && supports_overlap(gpu)});
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
@@ -568,9 +569,9 @@ void CudaDevice::launch(int graph) {
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(int gpu) {
+std::unique_ptr<Device> make_device(int gpu, const GpuShape& at_most) {
   require_gpu(gpu);
-  return std::make_unique<CudaDevice>(gpu);
+  return std::make_unique<CudaDevice>(gpu, at_most);
 }
 
 }  // namespace hearth::cuda

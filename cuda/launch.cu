@@ -7,6 +7,10 @@
 namespace hearth::cuda {
 
 void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes) {
+  if (shared_bytes > gpu.shared_per_block) {
+    fail("a kernel needs {} bytes of shared memory and this GPU gives a block {}; use --device cpu", shared_bytes,
+         gpu.shared_per_block);
+  }
   static std::mutex mutex;
   // Bytes of dynamic shared memory, by GPU and kernel. Without opting in, 48 KiB are for it and the kernel's own.
   static std::map<std::pair<int, const void*>, size_t> allowed;
@@ -17,10 +21,6 @@ void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   }
   if (shared_bytes <= it->second) return;
-  if (shared_bytes > gpu.shared_per_block) {
-    fail("a kernel needs {} bytes of shared memory and this GPU gives a block {}; use --device cpu", shared_bytes,
-         gpu.shared_per_block);
-  }
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
   it->second = shared_bytes;
 }

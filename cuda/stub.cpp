@@ -13,7 +13,7 @@ std::vector<GpuInfo> list_gpus(std::string* why) {
   return {};
 }
 Bandwidth measure_bandwidth(int /*gpu*/) { fail("{}", kWhy); }
-std::unique_ptr<Device> make_device(int /*gpu*/) { fail("no GPU to run on: {}; use --device cpu", kWhy); }
+std::unique_ptr<Device> make_device(int /*gpu*/, const GpuShape& /*at_most*/) { fail("no GPU to run on: {}; use --device cpu", kWhy); }
 std::unique_ptr<Products> make_products(int /*gpu*/) { fail("no GPU to multiply on: {}; use --device cpu", kWhy); }
 
 }  // namespace hearth::cuda

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -21,6 +22,13 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kEps = 0x1p-24;  // rounding of f32
 constexpr double kEpsF16 = 0x1p-11, kEpsBf16 = 0x1p-8;
 
+// HEARTH_TEST_GPU=small: as on a GPU of consumer's size before Hopper, where kernels are divided in other ways.
+inline cuda::GpuShape gpu_shape() {
+  const char* shape = std::getenv("HEARTH_TEST_GPU");
+  if (shape == nullptr || std::strcmp(shape, "small") != 0) return {};
+  return {.multiprocessors = 28, .shared_per_block = 99 << 10, .overlap = false};
+}
+
 // One device for all tests of a process: making one costs a second.
 class GpuTest : public ::testing::Test {
  protected:
@@ -30,7 +38,7 @@ class GpuTest : public ::testing::Test {
       why_not_ = why;
       return;
     }
-    gpu_ = cuda::make_device(0);
+    gpu_ = cuda::make_device(0, gpu_shape());
     gpu_->reserve({.max_tokens = 160,
                    .max_context = 16384,
                    .max_cols = 9216,
