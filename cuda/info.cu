@@ -1,10 +1,7 @@
 // What GPUs there are and how fast their memory is.
 #include "cuda/info.cuh"
 
-#include <link.h>
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -86,18 +83,6 @@ void require_gpu(int gpu) {
   }
 }
 
-// Whether compute-sanitizer has loaded its libraries into this process.
-static bool is_sanitized() {
-  bool found = false;
-  dl_iterate_phdr(
-      [](dl_phdr_info* object, size_t, void* to) {
-        if (std::strstr(object->dlpi_name, "libsanitizer-") != nullptr) *static_cast<bool*>(to) = true;
-        return 0;
-      },
-      &found);
-  return found;
-}
-
 size_t activate(int gpu) {
   static std::mutex mutex;
   static std::map<int, size_t> context_bytes;
@@ -110,9 +95,8 @@ size_t activate(int gpu) {
   CUDA_CHECK(cudaSetDevice(gpu));
   CUDA_CHECK(cudaFree(nullptr));  // creates the context
   // Room for a stack is kept for every thread that fits on the GPU: 260 MiB on an H200 at the default of 1 KiB. These
-  // kernels have none, and one that had would get it when it is first launched. What a sanitizer puts into them may
-  // need one that the driver does not know of.
-  if (!is_sanitized()) CUDA_CHECK(cudaDeviceSetLimit(cudaLimitStackSize, 0));
+  // kernels have none, and one that had would get it when it is first launched.
+  CUDA_CHECK(cudaDeviceSetLimit(cudaLimitStackSize, 0));
   {  // cuBLAS's code stays loaded for later handles to share; a handle's own memory is counted by whoever has it
     const Stream stream = make_stream();
     const Cublas cublas = make_cublas(stream);
