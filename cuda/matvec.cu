@@ -177,11 +177,12 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
       launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, grid_size(ceil_div(a.n_groups, kWarps) * T),
              kWarps * kWarp, stage_bytes<D>(cols), a);
     };
+    constexpr int kTogether = D == DType::q4_0 ? 4 : 8;
     switch (matvec_shape(rows, fewest, gpu.multiprocessors)) {
       case MatvecShape::few_rows:
         return run.template operator()<1, 4, 8, 4>();
       case MatvecShape::two_rows_a_warp:
-        return run.template operator() < 2, D == DType::q4_0 ? 4 : 8, 16, 1 > ();
+        return run.template operator()<2, kTogether, 16, 1>();
       case MatvecShape::four_rows_a_warp:
         return run.template operator()<4, 2, 8, 3>();
     }

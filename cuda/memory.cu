@@ -236,18 +236,13 @@ void Uploader::copy(void* device, const void* host, size_t bytes, cudaStream_t s
 
 void Uploader::copy_split(const Matrix& w, void* quants, void* scales, cudaStream_t stream) {
   wait_for(stream);
-  const int64_t block_bytes = traits(w.type).block_bytes, in_quants = quant_bytes(w.type);
-  const int64_t n = w.rows * (w.cols / 32);
-  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / (block_bytes + 2) / 256 * 256;
-  const auto* from = static_cast<const std::byte*>(w.data);
+  const int64_t in_quants = quant_bytes(w.type), n = w.rows * (w.cols / 32);
+  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / (traits(w.type).block_bytes + 2) / 256 * 256;
   for (int64_t first = 0; first < n; first += per_buffer) {
     const int64_t count = std::min(per_buffer, n - first);
     std::byte* buffer = next_buffer();
     auto* buffer_scales = reinterpret_cast<f16_t*>(buffer + per_buffer * in_quants);
-    team_->for_chunks(count, 8192, [&](int64_t begin, int64_t end, int) {
-      split_blocks(w.type, from + (first + begin) * block_bytes, end - begin, buffer + begin * in_quants,
-                   buffer_scales + begin);
-    });
+    split(w, first, count, buffer, buffer_scales);
     send(static_cast<std::byte*>(quants) + first * in_quants, buffer, static_cast<size_t>(count * in_quants));
     send(static_cast<f16_t*>(scales) + first, reinterpret_cast<const std::byte*>(buffer_scales),
          static_cast<size_t>(count) * sizeof(f16_t));
@@ -256,10 +251,10 @@ void Uploader::copy_split(const Matrix& w, void* quants, void* scales, cudaStrea
   order_after(stream);
 }
 
-void Uploader::split(const Matrix& w, std::byte* quants, f16_t* scales) {
+void Uploader::split(const Matrix& w, int64_t first, int64_t n, std::byte* quants, f16_t* scales) {
   const int64_t block_bytes = traits(w.type).block_bytes, in_quants = quant_bytes(w.type);
-  const auto* from = static_cast<const std::byte*>(w.data);
-  team_->for_chunks(w.rows * (w.cols / 32), 8192, [&](int64_t begin, int64_t end, int) {
+  const auto* from = static_cast<const std::byte*>(w.data) + first * block_bytes;
+  team_->for_chunks(n, 8192, [&](int64_t begin, int64_t end, int) {
     split_blocks(w.type, from + begin * block_bytes, end - begin, quants + begin * in_quants, scales + begin);
   });
 }

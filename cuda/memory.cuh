@@ -79,9 +79,12 @@ class Uploader {
   // Blocks of a quantised type in the file's layout, taken apart on the way (cuda/layout.h).
   void copy_split(const Matrix& host, void* quants, void* scales, cudaStream_t stream);
   // The same within host memory.
-  void split(const Matrix& host, std::byte* quants, f16_t* scales);
+  void split(const Matrix& host, std::byte* quants, f16_t* scales) {
+    split(host, 0, host.rows * (host.cols / 32), quants, scales);
+  }
 
  private:
+  void split(const Matrix& host, int64_t first_block, int64_t n_blocks, std::byte* quants, f16_t* scales);
   static constexpr size_t kBufferBytes = size_t{8} << 20;
   static constexpr int kBuffers = 4;
   struct Buffer {
