@@ -29,10 +29,12 @@ inline cuda::GpuShape gpu_shape() {
   return {.multiprocessors = 28, .shared_per_block = 99 << 10, .overlap = false};
 }
 
-// One device for all tests of a process: making one costs a second.
+// One device for all tests of a process: making one costs a second, and compute-sanitizer's initcheck loses its way
+// where addresses are mapped a second time.
 class GpuTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
+    if (ref_) return;
     std::string why;
     if (cuda::list_gpus(&why).empty()) {
       why_not_ = why;
@@ -52,7 +54,6 @@ class GpuTest : public ::testing::Test {
                    .quantized_weights = true});
     ref_ = cpu::make_reference_device();
   }
-  static void TearDownTestSuite() { gpu_.reset(), ref_.reset(); }
   void SetUp() override {
     if (!gpu_) GTEST_SKIP() << "needs a GPU: " << why_not_;
   }
@@ -60,6 +61,13 @@ class GpuTest : public ::testing::Test {
 
   static inline std::unique_ptr<Device> gpu_, ref_;
   static inline std::string why_not_;
+
+ private:
+  // Before the process ends, since the driver may be gone when static objects are.
+  class Cleanup : public ::testing::Environment {
+    void TearDown() override { gpu_.reset(), ref_.reset(); }
+  };
+  static inline ::testing::Environment* const cleanup_ = ::testing::AddGlobalTestEnvironment(new Cleanup);
 };
 
 // An array on both devices, with the content that it has before an operation.
