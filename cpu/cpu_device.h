@@ -35,6 +35,7 @@ class CpuDevice final : public HostDevice {
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
+  void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
 
  private:
@@ -81,19 +82,44 @@ class CpuDevice final : public HostDevice {
   struct Candidates {
     int64_t first = 0, n = 0, n_pieces = 0;
     const int32_t* listed = nullptr;
-    int32_t* ids = nullptr;     // [n] each piece's finds at its first position, then all of them
-    int32_t* counts = nullptr;  // [n_pieces] finds of each piece
-    float* values = nullptr;    // [n] act(gate) of the finds, then their activations
-    int64_t begin(int64_t piece) const { return piece * n / n_pieces; }
+    const int64_t* begins = nullptr;  // [n_pieces + 1], or null: pieces of equal length
+    int32_t* ids = nullptr;           // [n] each piece's finds at its first position, then all of them
+    int32_t* counts = nullptr;        // [n_pieces] finds of each piece
+    float* values = nullptr;          // [n] act(gate) of the finds, then their activations
+    int64_t begin(int64_t piece) const { return begins != nullptr ? begins[piece] : piece * n / n_pieces; }
     int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
   };
-  Candidates candidates(int64_t first, int64_t n, const int32_t* listed) const;
+  // With `begins`, a piece for every thread.
+  Candidates candidates(int64_t first, int64_t n, const int32_t* listed, const int64_t* begins = nullptr) const;
+  // Where the list's pieces begin that have the rows near them which fetch() brought there; null where it brought none,
+  // or too different ones.
+  const int64_t* fetched_begins(const FfnShard& shard, std::span<const int32_t> listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
   // Moves the finds of all pieces together; returns their number.
   static int64_t join_pieces(const Candidates& c);
+  // How the partial sums of the down projection, lane after lane, are shared out to the threads: by whole blocks.
+  struct DownShares {
+    int64_t n_embd = 0, threads = 0;
+    int64_t n(int64_t lanes) const { return std::min(threads, lanes * n_blocks(n_embd)); }
+    int64_t begin(int64_t lanes, int64_t share) const {
+      const int64_t blocks = n_blocks(n_embd), block = share * lanes * blocks / n(lanes);
+      return block / blocks * n_embd + block % blocks * kBlock;
+    }
+  };
+  // Calls visit(column, n_columns, first, n_rows, at) for what elements [begin, end) of n_lanes such sums are made of:
+  // columns of the rows at positions [first, first + n_rows) of n.
+  template <typename Visit>
+  static void each_lane(int64_t n_embd, int64_t n, int64_t n_lanes, int64_t begin, int64_t end, Visit&& visit) {
+    while (begin < end) {  // a share of the columns may end in the next lane
+      const int64_t lane = begin / n_embd, column = begin % n_embd, n_columns = std::min(end - begin, n_embd - column);
+      const int64_t first = lane * n / n_lanes;
+      visit(column, n_columns, first, (lane + 1) * n / n_lanes - first, begin);
+      begin += n_columns;
+    }
+  }
   // Adds values[i] down_t[ids[i]], i < n, to `sums` [n_lanes][n_embd], elements [begin, end) of it.
   void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
                 float* sums) const;
@@ -129,6 +155,10 @@ class CpuDevice final : public HostDevice {
   DeviceBuffer ids_;        // [2][n_ff] Candidates::ids and counts
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
+  // Of what shard fetch() was called last, and with which id each thread's part began.
+  const void* fetched_ = nullptr;
+  std::vector<int32_t> fetched_ids_;
+  std::vector<int64_t> begins_;
 };
 
 }  // namespace hearth::cpu

@@ -5,19 +5,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cpu/cpu_device.h"
 #include "cpu/tiling.h"
 
 namespace hearth::cpu {
 
-CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed) const {
+CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed,
+                                            const int64_t* begins) const {
   const int64_t threads = team_.size();
-  Candidates c{.first = first, .n = n, .listed = listed};
+  Candidates c{.first = first, .n = n, .listed = listed, .begins = begins};
   // As many pieces for every thread.
   const int64_t most = kSelectRows * threads;
   c.n_pieces =
       n <= kDealtRows * threads ? std::min(n, threads) : threads * std::max(kSelectPieces, (n + most - 1) / most);
+  if (begins != nullptr) c.n_pieces = threads;
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, n + c.n_pieces));
   c.counts = c.ids + n;
   c.values = scratch(values_, n);
@@ -87,13 +90,55 @@ int64_t CpuDevice::join_pieces(const Candidates& c) {
 void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
                          float* sums) const {
   const Matrix& w = s.down_t;
-  while (begin < end) {  // a share of the columns may end in the next lane
-    const int64_t lane = begin / w.cols, column = begin % w.cols, n_columns = std::min(end - begin, w.cols - column);
-    const int64_t first = lane * n / n_lanes, rows = (lane + 1) * n / n_lanes - first;
-    const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), c.ids + first, rows};
-    k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sums + begin);
-    begin += n_columns;
+  each_lane(w.cols, n, n_lanes, begin, end,
+            [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t at) {
+              const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), c.ids + first, n_rows};
+              k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sums + at);
+            });
+}
+
+void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mailbox& until) {
+  const auto n = std::ssize(ids);
+  const int64_t threads = team_.size(), n_lanes = n <= kOneLaneNeurons ? 1 : kSparseLanes;
+  const auto part_begin = [&](int64_t thread) { return static_cast<size_t>(thread * n / threads); };
+  fetched_ = s.down_t.data;
+  fetched_ids_.assign(static_cast<size_t>(threads), 0);
+  for (int64_t t = 1; t < threads && n > 0; ++t) fetched_ids_[static_cast<size_t>(t)] = ids[part_begin(t)];
+  const DownShares shares{s.down_t.cols, threads};
+  const auto bring = [&](int64_t thread, int64_t, int) {
+    for (size_t i = part_begin(thread); i < part_begin(thread + 1); ++i) {
+      for (const Matrix* m : {&s.gate, &s.up}) {
+        if (until.has_next()) return;
+        if (*m) prefetch(m->row(ids[i]), m->row_size());
+      }
+    }
+    if (thread >= shares.n(n_lanes)) return;
+    each_lane(s.down_t.cols, n, n_lanes, shares.begin(n_lanes, thread), shares.begin(n_lanes, thread + 1),
+              [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t) {
+                const size_t begin = row_bytes(s.down_t.type, column), bytes = row_bytes(s.down_t.type, n_columns);
+                for (const int32_t id : ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n_rows))) {
+                  if (until.has_next()) return;
+                  prefetch(s.down_t.row(id) + begin, bytes);
+                }
+              });
+  };
+  team_.for_chunks(threads, 1, bring);
+}
+
+const int64_t* CpuDevice::fetched_begins(const FfnShard& s, std::span<const int32_t> listed) {
+  const int64_t threads = team_.size(), n = std::ssize(listed);
+  if (std::exchange(fetched_, nullptr) != s.down_t.data || n < threads) return nullptr;
+  begins_.assign(static_cast<size_t>(threads) + 1, n);
+  begins_[0] = 0;
+  int64_t longest = 0;
+  for (size_t t = 1; t < begins_.size(); ++t) {
+    if (t + 1 < begins_.size()) {
+      begins_[t] = std::lower_bound(listed.begin(), listed.end(), fetched_ids_[t]) - listed.begin();
+    }
+    longest = std::max(longest, begins_[t] - begins_[t - 1]);
   }
+  // Not where one thread would have much more than the others: then rows of another core's cache cost less.
+  return longest <= (n + threads - 1) / threads * 5 / 4 + 1 ? begins_.data() : nullptr;
 }
 
 void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
@@ -105,7 +150,12 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   HEARTH_CHECK(n >= 0 && n <= s.n_whole(), "{} predicted neurons of {}", n, s.n_whole());
   HEARTH_CHECK(sparse.gate_values == nullptr || sparse.predicted != nullptr, "gates of neurons that are not listed");
   HEARTH_CHECK(sparse.gate_values != nullptr || s.gate, "a shard without gates needs their values");
-  const int64_t n_active = n > 0 ? ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted), y_bias, y) : 0;
+  int64_t n_active = 0;
+  if (n > 0) {
+    const int64_t* begins =
+        sparse.predicted != nullptr ? fetched_begins(s, {sparse.predicted, static_cast<size_t>(n)}) : nullptr;
+    n_active = ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted, begins), y_bias, y);
+  }
   if (n == 0) add_bias(y_bias, 1, y);
   if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
   if (sparse.linked != nullptr) add_linked(sparse, in, y);
@@ -117,13 +167,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   const int64_t n_embd = s.down_t.cols, threads = team_.size();
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
   int64_t n_active = 0, n_summed = 0, n_lanes = 0;
-  // The blocks of all lanes, lane after lane, are shared out evenly, be the number of threads odd or even.
-  const int64_t blocks = n_blocks(n_embd);
-  const auto n_shares = [&](int64_t lanes) { return std::min(threads, lanes * blocks); };
-  const auto share_begin = [&](int64_t lanes, int64_t share) {
-    const int64_t block = share * lanes * blocks / n_shares(lanes);
-    return block / blocks * n_embd + block % blocks * kBlock;
-  };
+  const DownShares shares{n_embd, threads};
   const auto find = [&](int64_t piece, int64_t, int thread) {
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
@@ -131,14 +175,14 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
   const bool knows_down = c.listed != nullptr && c.n <= kOneLaneNeurons;
   const auto fetch_down = [&](int thread, int64_t step) {
-    if (!knows_down || step >= c.n || thread >= n_shares(1)) return false;
-    const size_t begin = row_bytes(s.down_t.type, share_begin(1, thread));
-    const size_t end = row_bytes(s.down_t.type, share_begin(1, thread + 1));
+    if (!knows_down || step >= c.n || thread >= shares.n(1)) return false;
+    const size_t begin = row_bytes(s.down_t.type, shares.begin(1, thread));
+    const size_t end = row_bytes(s.down_t.type, shares.begin(1, thread + 1));
     prefetch(s.down_t.row(c.listed[step]) + begin, end - begin);
     return true;
   };
   const auto down = [&](int64_t share, int64_t, int) {
-    const int64_t begin = share_begin(n_lanes, share), end = share_begin(n_lanes, share + 1);
+    const int64_t begin = shares.begin(n_lanes, share), end = shares.begin(n_lanes, share + 1);
     if (n_lanes > 1) {
       std::memset(sums + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
       return add_down(s, c, n_summed, n_lanes, begin, end, sums);
@@ -164,7 +208,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
       n_summed += c.values[i] != 0.0f ? 1 : 0;
     }
     n_lanes = n_summed <= kOneLaneNeurons ? 1 : kSparseLanes;
-    rounds[1].n = n_shares(n_lanes);
+    rounds[1].n = shares.n(n_lanes);
     if (n_lanes == 1) rounds[2].n = 0;
   });
   return n_active;

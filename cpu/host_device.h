@@ -5,10 +5,12 @@
 #include <cstring>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/mailbox.h"
 
 namespace hearth::cpu {
 
@@ -50,6 +52,26 @@ class HostDevice : public Device {
   }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { host(mailbox).post(x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
+
+  // A stand-in for a device: what predict() would hand over.
+  void hint(const Predictor& p, Act in, const HintArgs& args) override {
+    std::vector<int32_t> ids(static_cast<size_t>(p.n()));
+    int32_t counts[3] = {};
+    int32_t* const linked = ids.data() + args.n_first;
+    int32_t* const rest = linked + args.n_linked;
+    predict(p, in,
+            {.n_first = args.n_first,
+             .first = {ids.data(), counts},
+             .rest = {rest, counts + 1},
+             .hand_off = {},
+             .n_linked = args.n_linked,
+             .linked = {linked, counts + 2}});
+    const auto n_first = static_cast<int32_t>(args.n_first);
+    host(*args.mailbox)
+        .post_hints(
+            MailboxMarks::of(static_cast<int32_t>(p.n()), n_first, n_first + static_cast<int32_t>(args.n_linked)),
+            {rest, static_cast<size_t>(counts[1])});
+  }
 
   bool can_link(const FfnShard&) const override { return true; }
   FfnShard link(const FfnShard& host, std::byte* /*memory*/) override { return host; }

@@ -81,6 +81,7 @@ class CudaDevice final : public Device, public DeviceClock {
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
   void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
+  void hint(const Predictor& predictor, Act in, const HintArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override {
     check_reserved(1);
@@ -486,6 +487,16 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   const MatmulPart second{.w = p.fc2, .y = scratch_.gate};
   matmul({&second, 1}, h, 1);
   list_scores(gpu_, scratch_.gate, p.threshold.data, lists);
+}
+
+// Predictors that one kernel cannot evaluate would take longer than what the CPU gains.
+void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
+  check_reserved(1);
+  if (!p.fc1 || !predict_fits(p) || (is_quantized(p.fc1.type) && in.q8 == nullptr)) return;
+  NeuronLists lists = neuron_lists(p.n(), args.n_first, {});
+  lists.n_linked = static_cast<int>(args.n_linked);
+  lists.post = own(*args.mailbox).hint_target(p.n() - args.n_first);
+  predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchange);
 }
 
 void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {

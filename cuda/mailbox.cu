@@ -96,6 +96,13 @@ PostTarget CudaMailbox::post_target(int64_t n, int64_t n_ids) {
           &counters->number};
 }
 
+PostTarget CudaMailbox::hint_target(int64_t n_ids) {
+  PostTarget target = post_target(0, n_ids);
+  target.x = nullptr, target.ids = nullptr, target.values = nullptr, target.posted = nullptr;
+  target.marks = reinterpret_cast<uint64_t*>(hints_);
+  return target;
+}
+
 AnswerSource CudaMailbox::answer_source() const {
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
   const auto patience_ns = std::chrono::nanoseconds(patience()).count();

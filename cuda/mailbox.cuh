@@ -105,6 +105,8 @@ class CudaMailbox final : public Mailbox {
 
   // For kernels that post or collect beside other work. At most n floats and n_ids neurons.
   PostTarget post_target(int64_t n, int64_t n_ids);
+  // For marks alone, of the hand-off after the last one posted.
+  PostTarget hint_target(int64_t n_ids);
   AnswerSource answer_source() const;
 
  private:

@@ -27,7 +27,9 @@ struct NeuronLists {
   int64_t n_x = 0;
   const float* values = nullptr;  // [n] what goes along with the ids of `rest`, or null
   constexpr bool posts() const { return post.posted != nullptr; }
-  constexpr bool marks() const { return posts() && values == nullptr; }
+  // Only marks are wanted, of a hand-off to come (CudaMailbox::hint_target()).
+  constexpr bool hints() const { return !posts() && post.marks != nullptr; }
+  constexpr bool marks() const { return (posts() || hints()) && values == nullptr; }
   constexpr int first_marked_word() const { return (n_first + n_linked) / 32; }
 };
 
@@ -63,8 +65,7 @@ __device__ __forceinline__ void post_input(const NeuronLists& a) {
   for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
   __syncthreads();
   if (threadIdx.x > 0) return;
-  const int word = a.first_marked_word();
-  const MailboxMarks marks{word * 32 - a.n_first, max((a.n + 31) / 32 - word, 0)};
+  const MailboxMarks marks = MailboxMarks::of(a.n, a.n_first, a.n_first + a.n_linked);
   raise_flag(a.post, number, a.marks() ? marks.packed() : MailboxMemory::kListFollows);
 }
 

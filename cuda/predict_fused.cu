@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
           mark_word(a.lists, block * a.words_per_block + warp, word, mark);
         }
       }
-      list_own(a, block, named, number, mark);
+      if (!a.lists.hints()) list_own(a, block, named, number, mark);
     }
   }
 }

@@ -49,6 +49,7 @@ engine::EngineOptions engine_options(const ModelOptions& o) {
   e.n_ctx = o.n_ctx;
   e.n_batch = o.n_batch;
   e.sparsity = engine::parse_sparsity(o.sparsity);
+  e.look_ahead = !o.no_look_ahead;
   e.use_graph = !o.no_graph;
   e.on_stall = [](const std::string& why) {
     log::write(log::Level::quiet, "error: ", why);
@@ -166,6 +167,10 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                  "cross)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->type_name("N")
+      ->group("Hardware");
+  sub.add_flag("--no-look-ahead", o.no_look_ahead,
+               "Of a divided model with predictors: do not evaluate the next layer's predictor on this layer's input, "
+               "which tells the CPU whose rows to fetch while the GPU is at the next attention")
       ->group("Hardware");
   sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
       ->group("Hardware");

@@ -38,6 +38,7 @@ struct ModelOptions {
   std::optional<std::string> sidecar;    // activation statistics and predictors; default: beside the model
   std::optional<double> link_share;      // of a divided model's cold neurons, read by the GPU; default: as planned
   std::optional<int64_t> stream_tokens;  // of a divided model; default: as the plan's machine makes it
+  bool no_look_ahead = false;
   bool no_graph = false;
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the devices with a ProfilingDevice each, switched off; no flag of its own

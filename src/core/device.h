@@ -161,6 +161,12 @@ struct PredictArgs {
   NeuronList linked;  // room for n_linked ids
 };
 
+// Of which neurons a hint tells: those of rows [n_first + n_linked, n) of the predictor, numbered from n_first on.
+struct HintArgs {
+  Mailbox* mailbox = nullptr;
+  int64_t n_first = 0, n_linked = 0;
+};
+
 // Neurons whose rows the device does not hold: it reads them from page-locked host memory, over the link, for each
 // token that needs them.
 struct LinkedNeurons {
@@ -269,6 +275,13 @@ class Device {
   virtual void post(Mailbox& mailbox, const float* x, int64_t n);
   // Waits for the answer to the last post, then x += answer.
   virtual void collect(Mailbox& mailbox, float* x, int64_t n);
+  // One token: tells the CPU which of its neurons the predictor of a layer to come names for the input at hand, which
+  // is much like that layer's own. To be called between a hand-off and the next one, which is that layer's. Nothing
+  // depends on it: the CPU fetches rows while it waits, and a device that is not good at it does nothing.
+  virtual void hint(const Predictor& /*predictor*/, Act /*in*/, const HintArgs& /*args*/) {}
+  // Of host devices: brings the rows of these neurons (ascending) near the cores that read them if about the same are
+  // listed in the next ffn_sparse() of this shard. Ends when the mailbox's next hand-off is there.
+  virtual void fetch(const FfnShard& /*shard*/, std::span<const int32_t> /*ids*/, const Mailbox& /*until*/) {}
 
   // --- staging: weights that live in host memory and visit the device for one batch of tokens ---
   // Page-locks host memory, so that copies from it run at the link's speed beside other work; undone by unpin().

@@ -54,6 +54,10 @@ class ForwardingDevice : public Device {
   }
   void post(Mailbox& mailbox, const float* x, int64_t n) override { inner_.post(mailbox, x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { inner_.collect(mailbox, x, n); }
+  void hint(const Predictor& predictor, Act in, const HintArgs& args) override { inner_.hint(predictor, in, args); }
+  void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override {
+    inner_.fetch(shard, ids, until);
+  }
   void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
   void unpin(void* host) override { inner_.unpin(host); }
   bool can_link(const FfnShard& host) const override { return inner_.can_link(host); }

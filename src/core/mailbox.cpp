@@ -21,6 +21,12 @@ bool has_come(uint64_t flag, uint32_t number) {
   return static_cast<int32_t>(static_cast<uint32_t>(flag) - number) >= 0;
 }
 
+// The ids of the bits of a word of marks.
+int32_t* append_ids(uint32_t bits, int32_t first, int32_t* to) {
+  for (; bits != 0; bits &= bits - 1) *to++ = first + std::countr_zero(bits);
+  return to;
+}
+
 // Polls until `reached`. False when the other side failed or the patience is over.
 template <typename Reached>
 bool wait_until(Reached reached, const std::atomic<uint32_t>& failed, std::chrono::milliseconds patience) {
@@ -48,7 +54,7 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
     return begin;
   };
   x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
-  marks = add(2 * (max_ids / 32 + 2));
+  marks = add(2 * (max_ids / 32 + 2)), hints = add(2 * (max_ids / 32 + 2));
   total = at;
 }
 
@@ -61,7 +67,10 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   values_ = reinterpret_cast<float*>(base + l.values);
   static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
   marks_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.marks);
-  for (int64_t j = 0; j < max_ids / 32 + 2; ++j) new (marks_ + j) std::atomic<uint64_t>{0};
+  hints_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.hints);
+  for (std::atomic<uint64_t>* words : {marks_, hints_}) {
+    for (int64_t j = 0; j < max_ids / 32 + 2; ++j) new (words + j) std::atomic<uint64_t>{0};
+  }
 }
 
 uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
@@ -77,9 +86,13 @@ uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
   return value;
 }
 
-int32_t Mailbox::read_marks(const MailboxMarks& marks) {
+void Mailbox::check_marks(const MailboxMarks& marks) const {
   HEARTH_CHECK(marks.n_words <= max_ids_ / 32 + 2, "{} words of marks in a mailbox of {} neurons", marks.n_words,
                max_ids_);
+}
+
+int32_t Mailbox::read_marks(const MailboxMarks& marks) {
+  check_marks(marks);
   // The lines come from the device, each a hundred nanoseconds away. A branch that depends on what is in one keeps the
   // processor from asking for those behind it, so words are read many at a time without any.
   constexpr int32_t kAtATime = 128;
@@ -108,12 +121,35 @@ int32_t Mailbox::read_marks(const MailboxMarks& marks) {
       HEARTH_CHECK(all_came(), "marks of a hand-off beyond number {}", served_);
     }
     for (size_t k = 0; k < n_named; ++k) {
-      for (uint32_t bits = named[k].bits; bits != 0; bits &= bits - 1) {
-        ids_[n++] = named[k].first + std::countr_zero(bits);
-      }
+      n = static_cast<int32_t>(append_ids(named[k].bits, named[k].first, ids_ + n) - ids_);
     }
   }
   return n;
+}
+
+bool Mailbox::has_next() const {
+  return has_come(flags_->posted.value.load(std::memory_order_acquire), served_ + 1);
+}
+
+std::span<const int32_t> Mailbox::wait_hints(const MailboxMarks& marks) {
+  check_marks(marks);
+  hinted_.resize(static_cast<size_t>(marks.n_words) * 32);
+  int32_t* end = hinted_.data();
+  int32_t j = 0;
+  const auto take_all = [&] {
+    for (; j < marks.n_words; ++j) {
+      const uint64_t word = hints_[j].load(std::memory_order_relaxed);
+      if (static_cast<uint32_t>(word) != served_ + 1) return false;
+      end = append_ids(static_cast<uint32_t>(word >> 32), marks.first + 32 * j, end);
+    }
+    return true;
+  };
+  if (!wait_until([&] { return take_all() || has_next(); }, flags_->failed.value, patience_)) {
+    give_up(MailboxFailure::device_silent);
+    check();
+  }
+  if (!take_all()) return {};  // once more: what was told before the next hand-off is there when that is
+  return {hinted_.data(), end};
 }
 
 const float* Mailbox::wait_input() {
@@ -184,6 +220,14 @@ void HostMailbox::post_neurons(std::span<const int32_t> ids, const float* values
   std::copy(ids.begin(), ids.end(), ids_);
   if (values != nullptr) std::copy_n(values, ids.size(), values_);
   raise(static_cast<uint32_t>(ids.size()));
+}
+
+void HostMailbox::post_hints(const MailboxMarks& marks, std::span<const int32_t> ids) {
+  std::vector<uint32_t> words(static_cast<size_t>(marks.n_words));
+  for (const int32_t id : ids) words[static_cast<size_t>((id - marks.first) / 32)] |= 1u << (id - marks.first) % 32;
+  for (size_t j = 0; j < words.size(); ++j) {
+    hints_[j].store(uint64_t{words[j]} << 32 | (posted_ + 1), std::memory_order_relaxed);
+  }
 }
 
 void HostMailbox::collect(float* x, int64_t n) {

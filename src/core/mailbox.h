@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/error.h"
@@ -62,6 +63,12 @@ struct MailboxMarks {
   static constexpr MailboxMarks unpack(uint32_t packed) {
     return {static_cast<int32_t>(packed & 0x7FFFFu) - 31, static_cast<int32_t>(packed >> 19 & 0xFFFu)};
   }
+  // As a predictor of n neurons makes them, a word for 32 of its rows, when its first `skipped` are not the CPU's to
+  // compute. Ids count from row n_first on.
+  static constexpr MailboxMarks of(int32_t n, int32_t n_first, int32_t skipped) {
+    const int32_t word = skipped / 32, end = (n + 31) / 32;
+    return {word * 32 - n_first, end > word ? end - word : 0};
+  }
 };
 
 // What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (whether it did is the
@@ -76,7 +83,7 @@ struct MailboxRequest {
 // How a mailbox lies in one piece of memory, in bytes from its start.
 struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
-  size_t x, answer, ids, values, marks, total;
+  size_t x, answer, ids, values, marks, hints, total;
 };
 
 class Mailbox {
@@ -105,6 +112,11 @@ class Mailbox {
   MailboxRequest wait_neurons();
   // Both, for whoever has nothing to do in between.
   MailboxRequest wait_request() { return wait_input(), wait_neurons(); }
+  // Between two hand-offs: the neurons that the next one will probably bring, ascending, when the device tells; empty
+  // when that hand-off has come instead.
+  std::span<const int32_t> wait_hints(const MailboxMarks& marks);
+  // Whether the vector of the next hand-off is there.
+  bool has_next() const;
   float* answer_buffer() { return answer_; }  // to be filled between wait_input() and answer()
   void answer();
   // This side stops because of an error: a waiting partner stops waiting.
@@ -125,8 +137,10 @@ class Mailbox {
   int32_t* ids_;
   float* values_;
   std::atomic<uint64_t>* marks_;  // [max_ids / 32 + 2]
+  std::atomic<uint64_t>* hints_;  // the same, with the number of a hand-off to come
 
  private:
+  void check_marks(const MailboxMarks& marks) const;
   // Waits for every word, and turns them into ids_; returns how many.
   int32_t read_marks(const MailboxMarks& marks);
   // Waits until the flag's lower half is the number of the hand-off being served and the flag is not `except`; returns
@@ -138,6 +152,7 @@ class Mailbox {
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
   int32_t n_ids_ = 0;  // of the hand-off being served
+  std::vector<int32_t> hinted_;
 };
 
 // For devices whose address space is the host's: the device's side is ordinary code, run by another thread than the
@@ -150,6 +165,8 @@ class HostMailbox : public Mailbox {
   // The same in two steps.
   void post_input(const float* x, int64_t n);
   void post_neurons(std::span<const int32_t> ids, const float* values = nullptr);
+  // Before the next post(): neurons that it will probably bring.
+  void post_hints(const MailboxMarks& marks, std::span<const int32_t> ids);
   void collect(float* x, int64_t n);  // x += answer; throws as wait_request() does
 
  private:

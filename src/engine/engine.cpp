@@ -156,6 +156,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     division->host.reserve(limits);
     split_ = split_weights(model_, division->placement, device_, division->host, division->team);
     layers_ = split_->split;
+    for (LayerSplit& layer : layers_) layer.hinted = layer.hinted && options.look_ahead;
     sparsity_ = sparsity_of(layers_, sparsity_);
     weights_ = split_->main;
     mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);

@@ -134,6 +134,11 @@ bool next_looks_back(const ForwardArgs& f, int64_t layer, bool on_main) {
          weights_of(f, layer + 1).predictor.input == model::PredictorInput::previous_ffn_input;
 }
 
+bool hints_next(const ForwardArgs& f, int64_t layer) {
+  if (!f.sparse || layer + 1 >= f.config.n_layer || !f.split[static_cast<size_t>(layer + 1)].hinted) return false;
+  return !streams_cold(f, layer, 1) && !streams_cold(f, layer + 1, 1);
+}
+
 namespace {
 
 // The main device's FFN, with what it hands to the CPU and what it gets back.
@@ -163,6 +168,7 @@ class FfnPart {
     if (asks && !predicts() && !finds_gates()) f_.device.post(*f_.mailbox, x, n);
     if (reads_input()) ffn_norm(f_, layer_, x, T_);
     if (predicts()) predict_neurons(f_, layer_, x, {asks ? f_.mailbox : nullptr, handed_over(), n});
+    if (T_ == 1 && hints_next(f_, layer_)) hint();
   }
   // x += this device's neurons, and the CPU's answer with `collect`.
   void finish(Mailbox* collect) {
@@ -190,6 +196,11 @@ class FfnPart {
   // has it.
   Matrix next_matrix() const {
     return layer_ + 1 == f_.config.n_layer ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
+  }
+  void hint() {
+    const LayerSplit& next = f_.split[static_cast<size_t>(layer_ + 1)];
+    const Act in = f_.act.ffn_input(layer_, 1);
+    f_.device.hint(weights_of(f_, layer_ + 1).predictor.weights, in, {f_.mailbox, next.n_first, next.linked.n()});
   }
   // Of one token, with its neurons.
   const float* handed_over() const { return hands_over_input(f_, layer_) ? f_.act.ffn_input(layer_, 1).x : f_.act.x; }

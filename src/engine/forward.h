@@ -27,6 +27,10 @@ struct LayerSplit {
   // The first rows of the CPU's shard, as the main device sees them, that it reads in place, instead of the CPU, for
   // one token; or none.
   FfnShard linked;
+  int64_t n_first = 0;  // neurons of the main device; all others are the CPU's, or linked
+  // While the layer before is computed, the main device tells the CPU which neurons this one's hand-off of one token
+  // will probably bring: its predictor evaluated on that layer's input.
+  bool hinted = false;
   // The main device takes no part in the layer but the hand-off.
   bool whole_on_host() const {
     return attention_on_host && !has_hot && n_lone_gates == 0 &&
@@ -82,6 +86,8 @@ void ffn_norm(const ForwardArgs& f, int64_t layer, const float* x, int64_t T);
 bool hands_over_input(const ForwardArgs& f, int64_t layer);
 // Whether the next layer's predictor, on the main device or on the CPU, reads this layer's FFN input.
 bool next_looks_back(const ForwardArgs& f, int64_t layer, bool on_main);
+// Whether, while this layer's neurons of one token are computed, hints of the next one's are made.
+bool hints_next(const ForwardArgs& f, int64_t layer);
 // Whether the CPU's neurons of a layer visit the main device for this batch, so that the CPU has no part in its FFN.
 bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the

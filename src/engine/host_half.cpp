@@ -96,6 +96,15 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
   ffn_sparse_block(f_, layer, sparse, in, bias, y);
 }
 
+void HostHalf::fetch_hinted(int64_t layer) {
+  const LayerSplit& split = split_[static_cast<size_t>(layer)];
+  const FfnShard& cold = f_.weights.layers[static_cast<size_t>(layer)].ffn;
+  const auto n_first = static_cast<int32_t>(split.n_first), n = n_first + static_cast<int32_t>(cold.n());
+  const auto marks = MailboxMarks::of(n, n_first, n_first + static_cast<int32_t>(split.linked.n()));
+  const std::span<const int32_t> ids = mailbox_.wait_hints(marks);
+  if (!ids.empty()) host_.fetch(cold, ids, mailbox_);
+}
+
 void HostHalf::serve_layer(int64_t layer, int64_t T) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
   const bool has_cold = split.has_cold && !streams_cold(f_, layer, T);
@@ -114,6 +123,7 @@ void HostHalf::serve_layer(int64_t layer, int64_t T) {
   }
   const bool attends = config_.parallel_block && split.attention_on_host;
   if (!has_cold && !attends) return;
+  if (T == 1 && layer > 0 && hints_next(f_, layer - 1)) fetch_hinted(layer);
   const float* x = mailbox_.wait_input();
   std::memset(answer, 0, bytes);
   if (has_cold) ffn_part(layer, T, x, answer);

@@ -42,6 +42,8 @@ class HostHalf {
   void ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y);
   // The FFN's input of one token, from what a hand-off brought.
   Act ffn_input(int64_t layer, const float* x);
+  // Before the layer's hand-off of one token comes: fetches rows of neurons that the main device expects it to bring.
+  void fetch_hinted(int64_t layer);
   void serve_layer(int64_t layer, int64_t T);
 
   const model::Config& config_;

@@ -195,6 +195,10 @@ std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity, int64_t
 void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
   timed("post", Part::hand_over, 0, [&] { inner_.post(mailbox, x, n); });
 }
+void ProfilingDevice::hint(const Predictor& predictor, Act in, const HintArgs& args) {
+  const size_t bytes = predictor.fc1.bytes() + predictor.fc2.bytes();
+  timed("hint " + shape(predictor.fc2), Part::predictor, bytes, [&] { inner_.hint(predictor, in, args); });
+}
 void ProfilingDevice::collect(Mailbox& mailbox, float* x, int64_t n) {
   // The answer's first element, added to nothing of use: the same answer is then there to be merged.
   timed("wait for the CPU", Part::wait, 0,

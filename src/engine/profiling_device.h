@@ -69,6 +69,7 @@ class ProfilingDevice final : public ForwardingDevice {
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;
   void post(Mailbox& mailbox, const float* x, int64_t n) override;
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
+  void hint(const Predictor& predictor, Act in, const HintArgs& args) override;
 
   bool supports_graphs() const override { return !enabled_ && inner_.supports_graphs(); }
   void begin_capture() override { inner_.begin_capture(); }

@@ -114,6 +114,16 @@ void adopt_output(Device& device, const Weights& from, Weights& to) {
   to.output_bias = adopt(device, from.output_bias);
 }
 
+// Whether a layer's predictor can be evaluated on the input of the layer before, with nothing else handed over in
+// between: both layers' neurons are predicted on the main device, for the CPU too.
+bool can_hint(const LayerWeights& layer, const LayerSplit& before, const LayerSplit& split) {
+  const auto predicts_for_cpu = [](const LayerSplit& s) {
+    return s.has_cold && s.selection == Selection::predictor && s.predictor_on_main;
+  };
+  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.attention_on_host &&
+         layer.predictor.input != model::PredictorInput::residual;
+}
+
 // Divides one layer after the other.
 class Splitter {
  public:
@@ -148,6 +158,7 @@ class Splitter {
     split.has_hot = !place.gpu_bucket.empty();
     split.has_cold = !place.ffn_on_gpu(from.ffn.n());
     split.selection = place.selection;
+    split.n_first = static_cast<int64_t>(place.gpu_bucket.size());
     split.n_lone_gates = static_cast<int64_t>(place.gpu_gates.size());
     std::vector<HostBuffer> staging;  // a GPU copies from it; a stand-in for one goes on using it
     const auto stage = [&](size_t bytes) {
@@ -296,6 +307,8 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
     if (!split.attention_on_host) model.release_attention(layer);
     if (w.layers[l].ffn.down_t) model.release_ffn(layer);  // on the device, or in the arena
   }
+  for (size_t l = 1; l < out.split.size(); ++l)
+    out.split[l].hinted = can_hint(w.layers[l], out.split[l - 1], out.split[l]);
   return out;
 }
 

@@ -54,6 +54,48 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
   cpu.join();
 }
 
+// What the CPU is told before a hand-off comes: all of it, where the device told anything; never another one's.
+TEST(Mailbox, HintsOfTheNextHandOff) {
+  constexpr int32_t kHandOffs = 4000, kFirst = 40, kSkipped = 50, kN = 200;
+  const MailboxMarks marks = MailboxMarks::of(kN, kFirst, kSkipped);
+  const auto ids_of = [](int32_t i) {
+    std::mt19937 rng(static_cast<uint32_t>(i));
+    std::vector<int32_t> ids;
+    for (int32_t id = kSkipped - kFirst; id < kN - kFirst; ++id) {
+      if (rng() % 4 == 0) ids.push_back(id);
+    }
+    return ids;
+  };
+  const auto told = [](int32_t i) { return i % 3 != 0; };
+  HostMailbox box(1, kN);
+  std::thread cpu([&] {
+    for (int32_t i = 0; i < kHandOffs; ++i) {
+      const auto hints = box.wait_hints(marks);
+      if (told(i)) {
+        ASSERT_EQ(std::vector<int32_t>(hints.begin(), hints.end()), ids_of(i)) << i;
+      } else {
+        ASSERT_TRUE(hints.empty() && box.has_next()) << i;
+      }
+      box.wait_input();
+      box.answer();
+    }
+  });
+  float x = 0;
+  for (int32_t i = 0; i < kHandOffs; ++i) {
+    if (told(i)) box.post_hints(marks, ids_of(i));
+    box.post(&x, 1);
+    box.collect(&x, 1);
+  }
+  cpu.join();
+}
+
+TEST(Mailbox, ADeviceThatStopsEndsTheWaitForItsHints) {
+  HostMailbox box(1, 64);
+  box.set_patience(std::chrono::milliseconds(50));
+  EXPECT_THROW(box.wait_hints(MailboxMarks::of(64, 0, 0)), Error);
+  EXPECT_EQ(box.failure(), MailboxFailure::device_silent);
+}
+
 // The vector is all there before anything is said of the neurons, and the answer's memory is the CPU's to write.
 // Nothing else orders the two sides here: a thread sanitizer sees whether the flag does.
 TEST(Mailbox, TheInputComesBeforeTheNeurons) {

@@ -2,12 +2,16 @@
 // for bit against itself with other numbers of threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "cpu/cpu.h"
 #include "cpu/device_case.h"
+#include "cpu/device_case_error.h"
 #include "support/random.h"
 
 namespace hearth::test {
@@ -302,6 +306,56 @@ TEST(Device, SparseEqualsDense) {
         for (size_t i = 0; i < a[0].second.size(); ++i) {
           ASSERT_EQ(a[0].second[i], b[0].second[i]) << "a superset of the active neurons changes nothing";
           ASSERT_NEAR(a[0].second[i], dense[0].second[i], 2 * sparse.tolerance[0][i]) << sparse.name;
+        }
+      }
+    }
+  }
+}
+
+// k of the n numbers from 0 on, ascending.
+std::vector<int32_t> random_subset(std::mt19937& rng, int64_t n, int64_t k) {
+  std::vector<int32_t> all(static_cast<size_t>(n)), some;
+  std::iota(all.begin(), all.end(), 0);
+  std::sample(all.begin(), all.end(), std::back_inserter(some), k, rng);
+  return some;
+}
+
+// Rows that are fetched early, for a list that is more or less the one that comes, change nothing but the time.
+TEST(Device, FetchedRowsGiveTheSameBits) {
+  std::mt19937 rng(77);
+  for (const int n_threads : {1, 2, 3}) {
+    ThreadTeam team(n_threads);
+    const auto device = cpu::make_device(team);
+    for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+      const int64_t n = 700, n_embd = 320;
+      const Weights gate = random_weights(1, type, n, n_embd), up = random_weights(2, type, n, n_embd),
+                    down = random_weights(3, type, n, n_embd);
+      FfnShard s;
+      s.act = Activation::relu;
+      s.gate = device->adopt(gate.matrix()), s.up = device->adopt(up.matrix()), s.down_t = device->adopt(down.matrix());
+      Limits limits = limits_for(1, n, n_embd);
+      limits.n_ff = n, limits.quantized_weights = true;
+      device->reserve(limits);
+      Bound b(*device);
+      const Act in = b.activations(random_activations(4, static_cast<size_t>(n_embd)), 1, n_embd);
+      for (const int64_t n_listed : {0, 1, 2, 50, 400, 700}) {
+        const std::vector<int32_t> listed = random_subset(rng, n, n_listed);
+        const auto n_predicted = static_cast<int32_t>(listed.size());
+        const auto sum_of = [&](const std::vector<int32_t>* hinted, bool too_late) {
+          HostMailbox box(1, n);
+          const float x = 0;
+          if (too_late) box.post(&x, 1);
+          if (hinted != nullptr) device->fetch(s, *hinted, box);
+          std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
+          SparseArgs sparse;
+          sparse.predicted = listed.data(), sparse.n_predicted = &n_predicted;
+          device->ffn_sparse(s, sparse, in, {}, y.data());
+          return y;
+        };
+        const std::vector<float> expected = sum_of(nullptr, false);
+        for (const auto& hinted : {listed, random_subset(rng, n, n_listed), random_subset(rng, n, n / 3), {}}) {
+          ASSERT_EQ(sum_of(&hinted, false), expected) << n_threads << " threads, " << n_listed << " listed";
+          ASSERT_EQ(sum_of(&hinted, true), expected) << n_threads << " threads, " << n_listed << " listed";
         }
       }
     }

@@ -1,6 +1,9 @@
 // Hand-offs of the GPU device to a CPU thread against the reference's: what the CPU gets, and what y becomes.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "twin_mailbox.h"
 #include "twin_predictor.h"
 
@@ -94,6 +97,50 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
         EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
         expect_received(got[kGpu], got[kRef], false, 2 * bound(type, 1));
         expect_same_x(l, 2 * bound(type, 1));
+      }
+    }
+  }
+}
+
+// Between two hand-offs the device may tell what the second will bring.
+TEST_F(GpuHandOffTest, Hints) {
+  std::mt19937 rng(36);
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    for (const int64_t n_linked : {0, 45}) {
+      for (const double density : {0.0, 0.15, 1.0}) {
+        const int64_t n = 1003, n_cold = 600, n_embd = 512;
+        SCOPED_TRACE(fmt::format("{} n_linked {} density {}", traits(type).name, n_linked, density));
+        const Layer l = make_layer(rng, type, 1, n_embd);
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64, type, type, true, true}, l.in.on(kRef),
+                              density);
+        std::vector<int32_t> expected = p.named(n, n + n_cold);
+        std::erase_if(expected, [&](int32_t id) { return id < n_linked; });
+        for (const int s : {kRef, kGpu}) {
+          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          const auto marks = MailboxMarks::of(n + n_cold, n, static_cast<int32_t>(n + n_linked));
+          std::vector<std::vector<int32_t>> hinted;
+          std::thread cpu([&] {
+            std::fill_n(mailbox->answer_buffer(), n_embd, 0.0f);
+            for (int i = 0; i < 4; ++i) {
+              mailbox->wait_input();
+              mailbox->answer();
+              if (i == 3) break;
+              const auto ids = mailbox->wait_hints(marks);
+              hinted.emplace_back(ids.begin(), ids.end());
+            }
+          });
+          for (int i = 0; i < 4; ++i) {
+            device(s).post(*mailbox, l.x.on(s), n_embd);
+            if (i < 2) device(s).hint(p.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
+            device(s).collect(*mailbox, l.x.on(s), n_embd);
+          }
+          device(s).synchronize();
+          cpu.join();
+          ASSERT_EQ(hinted.size(), 3u);
+          EXPECT_EQ(hinted[0], expected) << "device " << s;
+          EXPECT_EQ(hinted[1], expected) << "device " << s;
+          EXPECT_TRUE(hinted[2].empty()) << "nothing was told";
+        }
       }
     }
   }
