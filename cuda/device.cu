@@ -489,14 +489,15 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   list_scores(gpu_, scratch_.gate, p.threshold.data, lists);
 }
 
-// Predictors that one kernel cannot evaluate would take longer than what the CPU gains.
+// Predictors whose scores are made by ordinary products would take longer than what the CPU gains.
 void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
   check_reserved(1);
-  if (!p.fc1 || !predict_fits(p) || (is_quantized(p.fc1.type) && in.q8 == nullptr)) return;
+  if (!predict_fits(p)) return;
   NeuronLists lists = neuron_lists(p.n(), args.n_first, {});
   lists.n_linked = static_cast<int>(args.n_linked);
   lists.post = own(*args.mailbox).hint_target(p.n() - args.n_first);
-  predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchange);
+  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchange)) return;
+  cuda::predict(gpu_, p, in, nullptr, lists, scratch_.up);
 }
 
 void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {

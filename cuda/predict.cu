@@ -182,6 +182,7 @@ __global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_consta
 }
 
 __device__ __forceinline__ void finish_lists(const NeuronLists& lists, void* shared) {
+  if (lists.hints()) return;  // the marks are all that is wanted
   if (arrive_last(lists.arrived)) write_lists<kThreads>(lists, shared);
 }
 

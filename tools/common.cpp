@@ -151,6 +151,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                    ->group("Hardware");
   add_gpu_index_option(sub, o.gpu_index, "Hardware")->excludes(plan);
   add_link_share_option(sub, o.link_share, "Hardware");
+  add_look_ahead_option(sub, o.no_look_ahead, "Hardware");
   sub.add_option("--sidecar", o.sidecar,
                  "Activation statistics and predictors (default: MODEL.sparse.gguf, where there is one)")
       ->type_name("FILE")
@@ -167,10 +168,6 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
                  "cross)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->type_name("N")
-      ->group("Hardware");
-  sub.add_flag("--no-look-ahead", o.no_look_ahead,
-               "Of a divided model with predictors: do not evaluate the next layer's predictor on this layer's input, "
-               "which tells the CPU whose rows to fetch while the GPU is at the next attention")
       ->group("Hardware");
   sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
       ->group("Hardware");
@@ -301,7 +298,10 @@ void Session::start_divided(const ModelOptions& options) {
                        .gpu_index = options.gpu_index,
                        .thresholds = thresholds_.by_layer,
                        .request = request,
-                       .machine = {.link_share = options.link_share, .gpu = options.gpu, .threads = options.threads},
+                       .machine = {.link_share = options.link_share,
+                                   .no_look_ahead = options.no_look_ahead,
+                                   .gpu = options.gpu,
+                                   .threads = options.threads},
                        .context_bytes = context_bytes(*device_),
                        .stand_in = stand_in});
   const int64_t planned_context = planned_->placement.n_ctx;

@@ -86,6 +86,7 @@ uint64_t choose_budget(std::optional<double> gib, const MachineOptions& o, const
 void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
   set_bandwidths(o, gpu, request);
   request.cost.link_share = o.link_share;
+  request.cost.look_ahead = !o.no_look_ahead;
   if (o.host_memory) {
     request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
   } else if (!o.cpu_bw) {  // it is this machine that is planned for
@@ -128,6 +129,7 @@ void add_machine_options(CLI::App& sub, MachineOptions& o) {
       ->capture_default_str()
       ->group("Machine");
   add_link_share_option(sub, o.link_share, "Machine");
+  add_look_ahead_option(sub, o.no_look_ahead, "Machine");
   add_thread_option(sub, o.threads);
 }
 
@@ -139,6 +141,14 @@ void add_link_share_option(CLI::App& sub, std::optional<double>& share, const ch
          "balance)")
       ->check(CLI::Range(0.0, 1.0))
       ->type_name("X")
+      ->group(group);
+}
+
+void add_look_ahead_option(CLI::App& sub, bool& no_look_ahead, const char* group) {
+  sub.add_flag(
+         "--no-look-ahead", no_look_ahead,
+         "Of a divided model with predictors: never evaluate a layer's predictor on the layer before, which tells "
+         "the CPU what rows to fetch while the GPU is at the attention")
       ->group(group);
 }
 

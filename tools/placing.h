@@ -21,6 +21,7 @@ struct MachineOptions {
   std::optional<double> cpu_gflops;               // 1e9 operations/s
   std::optional<double> host_memory;              // GiB
   std::optional<double> link_share;               // of the cold neurons, read by the GPU itself (CostModel::link_share)
+  bool no_look_ahead = false;
   int gpu = 0, threads = 0;
 };
 void add_machine_options(CLI::App& sub, MachineOptions& options);
@@ -61,6 +62,7 @@ struct RunRequest {
 PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, RunRequest run);
 
 void add_link_share_option(CLI::App& sub, std::optional<double>& share, const char* group);
+void add_look_ahead_option(CLI::App& sub, bool& no_look_ahead, const char* group);
 CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& path, const char* group);
 
 // What a plan is made for, beside the model and its predictors.

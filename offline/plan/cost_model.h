@@ -10,6 +10,9 @@
 //            max((1 - share) * rows / (cpu * sparse), share * rows / (pcie * link))
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
+//   With look-ahead, the GPU evaluates the next layer's predictor before its rows; the CPU fetches foreseen_share of its
+//   rows while the GPU attends and predicts, as far as that time goes, and then needs only 1 / fetched_speedup of the
+//   time for them.
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
 // A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.
 #include <algorithm>
@@ -34,6 +37,11 @@ struct CostModel {
   // (nullopt: as much as it reads while the CPU reads the others).
   double link_efficiency = 0.55;
   std::optional<double> link_share;
+
+  // Whether plans may look ahead (engine::LayerPlacement::look_ahead); the share of the CPU's rows that this foresees
+  // (92 % of a synthetic 7B's), and how much faster fetched rows are used than others are read.
+  bool look_ahead = true;
+  double foreseen_share = 0.9, fetched_speedup = 3;
 
   // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only
   // shave a little off the GPU's.

@@ -90,10 +90,11 @@ std::string named_neurons(const Planner& planner) {
 }
 
 std::string why_neurons(const Planner& planner, const Plan& plan) {
-  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0;
+  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0, foreseen = 0;
   for (const LayerReport& l : plan.layers) {
     hot += l.choice.hot, gates += l.choice.gates, neurons += l.n_ff;
     predicted += l.choice.selection == Selection::predictor ? 1 : 0;
+    foreseen += l.choice.look_ahead ? 1 : 0;
   }
   const auto share = [&](int64_t k) { return 100.0 * static_cast<double>(k) / static_cast<double>(neurons); };
   std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
@@ -116,6 +117,12 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
     out +=
         fmt::format("\n  predictors: in {} layers, where reading the predictor costs less than reading every gate; {}",
                     predicted, named_neurons(planner));
+    if (foreseen > 0) {
+      out += fmt::format(
+          "\n  look-ahead: in {} layers the GPU evaluates the predictor on the layer before as well, so that the CPU "
+          "can fetch {:.0f} % of its rows while the GPU is at the attention",
+          foreseen, 100 * planner.request().cost.foreseen_share);
+    }
   } else if (planner.shape().layers.front().predictor_bytes > 0) {
     out += "\n  predictors: not used; evaluating the gates is as fast here and misses nothing";
   }

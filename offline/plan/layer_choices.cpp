@@ -89,9 +89,10 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
       t.cpu_sparse = (active_[n] - active_[k]) * up_down;
       break;
     case Selection::predictor:
-      (c.predictor == Where::gpu ? t.gpu_dense : t.cpu_dense) = static_cast<double>(shape_.predictor_bytes);
+      (c.predictor == Where::gpu ? t.gpu_dense : t.cpu_dense) =
+          static_cast<double>(shape_.predictor_bytes) * (c.look_ahead ? 2 : 1);
       t.gpu_sparse = predicted_[k] * gate + active_[k] * up_down;
-      t.cpu_sparse = (predicted_[n] - predicted_[k]) * gate + (active_[n] - active_[k]) * up_down;
+      t.cpu_sparse = cold_bytes(c);
       t.link = t.cpu_sparse * link_share(c);
       t.cpu_sparse -= t.link;
       break;
@@ -99,10 +100,35 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   return t;
 }
 
+double LayerCosts::cold_bytes(const LayerChoice& c) const {
+  const auto k = static_cast<size_t>(c.hot), n = order_.size();
+  return (predicted_[n] - predicted_[k]) * static_cast<double>(shape_.gate_bytes) +
+         (active_[n] - active_[k]) * static_cast<double>(shape_.up_down_bytes);
+}
+
+double LayerCosts::predictor_seconds() const {
+  return cost_.gpu_predictor(static_cast<double>(shape_.predictor_bytes));
+}
+
+double LayerCosts::late(const LayerChoice& c, double cpu_seconds) const {
+  const double fetched = std::min(cost_.foreseen_share * cpu_seconds, attention_seconds(c) + predictor_seconds());
+  return cpu_seconds - fetched + fetched / cost_.fetched_speedup;
+}
+
 double LayerCosts::link_share(const LayerChoice& c) const {
   const bool divided = c.hot > 0 && c.hot < shape_.n_ff;
   const bool predicts = c.selection == Selection::predictor && c.predictor == Where::gpu;
-  return divided && predicts ? cost_.balanced_link_share() : 0;
+  if (!divided || !predicts) return 0;
+  if (!c.look_ahead || cost_.link_share) return cost_.balanced_link_share();
+  // Where both sides take equally long: the more is linked, the longer that takes and the shorter the rest.
+  const double bytes = cold_bytes(c);
+  double least = 0, most = cost_.balanced_link_share();
+  for (int i = 0; i < 12; ++i) {
+    const double share = (least + most) / 2;
+    const double link = predictor_seconds() + cost_.linked(share * bytes);
+    (link < late(c, cost_.cpu_sparse((1 - share) * bytes)) ? least : most) = share;
+  }
+  return least;
 }
 
 std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {
@@ -123,20 +149,26 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const double gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
   if (c.selection == Selection::predictor) {
-    const double predictor = c.predictor == Where::gpu ? cost_.gpu_predictor(t.gpu_dense) : cpu_dense;
-    return {predictor, gpu_sparse, std::max(cpu_sparse, cost_.linked(t.link))};
+    const double predictor = c.predictor == Where::gpu ? predictor_seconds() : cpu_dense;
+    const double linked = cost_.linked(t.link);
+    if (!c.look_ahead) return {predictor, gpu_sparse, std::max(cpu_sparse, linked)};
+    return {predictor, predictor + gpu_sparse, std::max(late(c, cpu_sparse), predictor + linked)};
   }
   const double gpu_dense = cost_.gpu_dense(t.gpu_dense);
   const bool cold_gates_on_gpu = c.gates > c.hot;
   return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
 }
 
+double LayerCosts::attention_seconds(const LayerChoice& c) const {
+  const Traffic attention = attention_traffic(c);
+  const double kernels = c.attention == Where::gpu ? cost_.attention_kernels : 0;
+  return cost_.gpu_dense(attention.gpu_dense) + cost_.cpu_dense(attention.cpu_dense) + kernels * cost_.kernel_seconds;
+}
+
 double LayerCosts::seconds(const LayerChoice& c) const {
   const bool gpu_ffn = c.gates > 0 || (c.selection == Selection::predictor && c.predictor == Where::gpu);
   const bool cold = c.hot < shape_.n_ff;
-  const Traffic attention = attention_traffic(c);
-  double sum = cost_.gpu_dense(attention.gpu_dense) + cost_.cpu_dense(attention.cpu_dense);
-  if (c.attention == Where::gpu) sum += cost_.attention_kernels * cost_.kernel_seconds;
+  double sum = attention_seconds(c);
   if (gpu_ffn) {
     sum += (cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0)) * cost_.kernel_seconds;
   }
@@ -230,9 +262,12 @@ std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_fami
         if (prescribed_.value_or(0) == 0) out.push_back(c);  // predictor and all neurons on the CPU
         c.predictor = Where::gpu;
       }
+      const bool can =
+          shape_.can_look_ahead && cost_.look_ahead && attention == Where::gpu && c.predictor == Where::gpu;
       for (const int32_t k : hot_counts()) {
         c.hot = c.gates = k;
         out.push_back(c);
+        if (can && k < shape_.n_ff) out.push_back(c), out.back().look_ahead = true;
       }
     }
   }

@@ -22,6 +22,7 @@ struct LayerChoice {
   engine::Where attention = engine::Where::cpu;
   engine::Selection selection = engine::Selection::gate;
   engine::Where predictor = engine::Where::cpu;
+  bool look_ahead = false;
   int32_t hot = 0;    // this many of the most frequent neurons are on the GPU
   int32_t gates = 0;  // and the gate rows of this many, hot ones included
 };
@@ -76,6 +77,11 @@ class LayerCosts {
     double hot, cold;
   };
   FfnTime ffn_time(const LayerChoice& choice) const;
+  double attention_seconds(const LayerChoice& choice) const;
+  double predictor_seconds() const;                    // on the GPU
+  double cold_bytes(const LayerChoice& choice) const;  // gathered rows that the CPU or the link has to read
+  // Of the CPU's time for its rows, what is left when those that were foreseen have been fetched.
+  double late(const LayerChoice& choice, double cpu_seconds) const;
   double link_share(const LayerChoice& choice) const;  // of the cold neurons
   void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
   int32_t balanced_gates(const LayerChoice& choice) const;

@@ -14,7 +14,7 @@ using engine::Selection;
 using engine::Where;
 using nlohmann::json;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr const char* kFormat = "hearth-plan";
 constexpr size_t kMaxFile = size_t{1} << 28;
 constexpr std::array kPurposes = {Purpose::weights, Purpose::kv_cache,  Purpose::activations,
@@ -60,6 +60,11 @@ class Object {
     }
     wrong(name, "all, gate or predictor");
   }
+  bool flag(const char* name) const {
+    const json& v = member(name);
+    if (!v.is_boolean()) wrong(name, "true or false");
+    return v.get<bool>();
+  }
   std::vector<int32_t> ids(const char* name) const {
     const json& v = member(name);
     if (!v.is_array()) wrong(name, "a list of neurons");
@@ -87,7 +92,8 @@ json layer_json(const LayerPlacement& l) {
           {"predictor", to_string(l.predictor)},
           {"gpu_bucket", l.gpu_bucket},
           {"gpu_gates", l.gpu_gates},
-          {"gpu_linked", l.gpu_linked}};
+          {"gpu_linked", l.gpu_linked},
+          {"look_ahead", l.look_ahead}};
 }
 
 }  // namespace
@@ -140,7 +146,8 @@ Placement parse_placement(const std::string& text, const std::string& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const Object layer(layers[l], fmt::format("layer {}", l), file);
     p.layers.push_back({layer.place("attention"), layer.selection("selection"), layer.place("predictor"),
-                        layer.ids("gpu_bucket"), layer.ids("gpu_gates"), layer.ids("gpu_linked")});
+                        layer.ids("gpu_bucket"), layer.ids("gpu_gates"), layer.ids("gpu_linked"),
+                        layer.flag("look_ahead")});
   }
   return p;
 }

@@ -302,6 +302,7 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     std::sort(layer.gpu_gates.begin(), layer.gpu_gates.end());
     layer.gpu_linked = costs_[l].linked(c);
     std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
+    layer.look_ahead = c.look_ahead;
     p.layers.push_back(std::move(layer));
   }
   return p;
@@ -310,7 +311,6 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
 Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
   Plan plan;
   plan.seconds = picked.seconds, plan.bound = picked.bound, plan.n_kv = n_kv_;
-  plan.link_share = request_.cost.balanced_link_share();
   double activations = 0, hot = 0, neurons = 0;
   for (size_t l = 0; l < picked.layers.size(); ++l) {
     plan.layers.push_back(report_layer(l, picked));
@@ -319,6 +319,8 @@ Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
     plan.traffic += r.attention;
     plan.traffic += r.ffn;
   }
+  const double cold = plan.traffic.link + plan.traffic.cpu_sparse;
+  plan.link_share = cold > 0 ? plan.traffic.link / cold : 0;
   (picked.output_gpu ? plan.traffic.gpu_dense : plan.traffic.cpu_dense) += static_cast<double>(shape_.output_bytes);
   plan.hit_rate = activations > 0 ? hot / activations : 0;
   plan.density = activations / neurons;

@@ -55,7 +55,7 @@ struct Plan {
   GpuBytes gpu;
   uint64_t host_bytes = 0;         // weights, cache and activations in host memory
   uint64_t linked_copy_bytes = 0;  // of these, second copies of rows that the GPU reads over the link
-  double link_share = 0;           // of the cold neurons, in layers where the GPU reads some
+  double link_share = 0;           // of the rows of cold neurons that a token needs, read by the GPU
   std::vector<LayerReport> layers;
   Traffic traffic;      // per token, all layers and the head
   double seconds = 0;   // per token

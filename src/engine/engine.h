@@ -39,7 +39,7 @@ struct EngineOptions {
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it; 0 = none do
-  bool look_ahead = true;      // of a divided model with predictors: the CPU is told early what it will be asked for
+  bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
   bool use_graph = true;       // record a decode step once and replay it, where the device can
   // How long one side of a divided model waits for the other before the pass fails.
   std::chrono::milliseconds patience = Mailbox::kPatience;

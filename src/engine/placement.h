@@ -32,6 +32,10 @@ struct LayerPlacement {
   std::vector<int32_t> gpu_bucket;  // ascending original ids; row k of the GPU's pack is neuron gpu_bucket[k]
   std::vector<int32_t> gpu_gates;   // ascending original ids, disjoint from gpu_bucket
   std::vector<int32_t> gpu_linked;  // ascending original ids, disjoint from both; where a predictor on the GPU selects
+  // While the GPU computes the layer before, it tells the CPU which of this layer's neurons it will probably be asked
+  // for, so that their rows can be fetched. Where both layers' neurons are predicted on the GPU and some are the CPU's;
+  // elsewhere it means nothing.
+  bool look_ahead = false;
   bool operator==(const LayerPlacement&) const = default;
 
   // All of the layer's neurons are hot: no hand-off to the CPU is needed.

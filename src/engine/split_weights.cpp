@@ -307,8 +307,9 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
     if (!split.attention_on_host) model.release_attention(layer);
     if (w.layers[l].ffn.down_t) model.release_ffn(layer);  // on the device, or in the arena
   }
-  for (size_t l = 1; l < out.split.size(); ++l)
-    out.split[l].hinted = can_hint(w.layers[l], out.split[l - 1], out.split[l]);
+  for (size_t l = 1; l < out.split.size(); ++l) {
+    out.split[l].hinted = placement.layers[l].look_ahead && can_hint(w.layers[l], out.split[l - 1], out.split[l]);
+  }
   return out;
 }
 

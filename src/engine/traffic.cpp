@@ -76,7 +76,7 @@ DensityStats DensityStats::since(const DensityStats& before) const {
 
 SideBytes TokenTraffic::total() const {
   SideBytes sum = head;
-  for (const LayerTraffic& l : layers) sum += l.attention, sum += l.selection, sum += l.ffn;
+  for (const LayerTraffic& l : layers) sum += l.attention, sum += l.selection, sum += l.ffn, sum += l.hint;
   return sum;
 }
 
@@ -99,6 +99,10 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
     const NeuronBytes each = {
         static_cast<double>(l.ffn.gate.row_size()),
         static_cast<double>(l.ffn.up.bytes() + l.ffn.down.bytes() + l.ffn.down_t.bytes()) / std::max(1.0, n_ff)};
+    if (args.sparse && split.hinted) {
+      t.hinted = true;
+      traffic.layers[i - 1].hint = on(false, static_cast<double>(model::predictor_bytes(l.predictor)));
+    }
     if (!args.sparse || split.selection == Selection::all || counted.steps == 0) {
       add_dense_ffn(t, each, n_main, n_ff - n_main);
     } else {
@@ -116,7 +120,12 @@ double floor_seconds(const TokenTraffic& traffic, const SideBytes& bandwidths) {
   double seconds = each(traffic.head).total();
   for (const LayerTraffic& l : traffic.layers) {
     const SideBytes attention = each(l.attention), ffn = each(l.ffn);
-    seconds += each(l.selection).total();
+    const double selection = each(l.selection).total();
+    if (l.hinted && !traffic.parallel_block) {
+      seconds += std::max(attention.total() + selection + std::max(ffn.main, ffn.link), ffn.host);
+      continue;
+    }
+    seconds += selection;
     seconds += traffic.parallel_block ? std::max({attention.main + ffn.main, attention.host + ffn.host, ffn.link})
                                       : attention.total() + std::max({ffn.main, ffn.host, ffn.link});
   }

@@ -34,6 +34,8 @@ struct LayerTraffic {
   SideBytes attention;  // wq, wk, wv, wo and the layer's cache
   SideBytes selection;  // read before it is known who computes what: predictors, gate rows of the other side's neurons
   SideBytes ffn;        // read at the same time: gate, up and down rows
+  SideBytes hint;       // the same, to look ahead at the next layer
+  bool hinted = false;  // the CPU may have begun with its rows before the layer did
 };
 
 struct TokenTraffic {
@@ -45,8 +47,8 @@ struct TokenTraffic {
 
 // Bytes of one decode step at a context of n_kv positions: all matrices, less the rows that a sparse mode skips, with
 // as many active neurons on each side as were counted (with nothing counted: all rows), predictors, and the KV cache.
-// Gate rows that a predictor names in vain are not counted, nor are norms, biases and one row of the embedding.
-// `n_main`: by layer, whole neurons of the main device.
+// Predictors that also look ahead are counted twice. Gate rows that a predictor names in vain are not counted, nor are
+// norms, biases and one row of the embedding. `n_main`: by layer, whole neurons of the main device.
 struct TrafficArgs {
   const model::Model& model;
   const std::vector<LayerSplit>& split;
@@ -58,8 +60,10 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
 
 // The floor, in seconds; bandwidths in bytes/s:
 //   head + sum over layers of (attention + selection + max(main device's FFN, CPU's FFN, linked rows)),
-// each its bytes over the bandwidth of its side. Where a layer's attention and FFN have the same input, the maximum is
-// of each side's attention and FFN. Nothing is added for arithmetic, kernels, hand-offs or sampling.
+// each its bytes over the bandwidth of its side. Of a layer that was looked ahead at, the CPU's FFN may be hidden
+// behind attention and selection, too; what looking ahead reads is not in it. Where a layer's attention and FFN have
+// the same input, the maximum is of each side's attention and FFN. Nothing is added for arithmetic, kernels, hand-offs
+// or sampling.
 double floor_seconds(const TokenTraffic& traffic, const SideBytes& bandwidths);
 
 }  // namespace hearth::engine

@@ -66,6 +66,7 @@ Placement placement_of(const Division& d, const model::Model& m, bool predict, s
       if (!predict && std::uniform_real_distribution<>(0, 1)(rng) < d.lone_gates) layer.gpu_gates.push_back(id);
       if (predict && std::uniform_real_distribution<>(0, 1)(rng) < d.linked) layer.gpu_linked.push_back(id);
     }
+    layer.look_ahead = true;
     const bool sees = l > 0 || m.weights().layers[0].predictor.input != model::PredictorInput::previous_ffn_input;
     if (predict && sees) {
       layer.selection = engine::Selection::predictor;

@@ -186,6 +186,48 @@ TEST(Plan, HotSetsAreThoseOfAGlobalSort) {
   EXPECT_GT(coldest_hot, 0.95 * hottest_cold);
 }
 
+// Written from cost_model.h's description. What is foreseen of the CPU's rows, and fetched in the time before, counts a
+// third; the GPU evaluates a second predictor first.
+TEST(Plan, LooksAheadWhereThatPays) {
+  ModelShape shape = test::llama_7b();
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000, l.can_look_ahead = &l != &shape.layers.front();
+  const Frequencies f = typical_frequencies(shape, 0.11);
+  PlanRequest r = request(SparsityRule::predict);
+  const CostModel& c = r.cost;
+  for (const double budget : {3.0, 6.0, 8.0}) {
+    SCOPED_TRACE(budget);
+    r.cost.look_ahead = false;
+    const Plan without = Planner(shape, f, r).plan(gib(budget));
+    r.cost.look_ahead = true;
+    const Plan plan = Planner(shape, f, r).plan(gib(budget));
+    EXPECT_LT(plan.seconds, without.seconds);
+    size_t n_ahead = 0;
+    for (size_t l = 0; l < shape.layers.size(); ++l) {
+      EXPECT_FALSE(without.placement.layers[l].look_ahead);
+      const LayerReport& layer = plan.layers[l];
+      EXPECT_EQ(plan.placement.layers[l].look_ahead, layer.choice.look_ahead);
+      if (!layer.choice.look_ahead) continue;
+      ++n_ahead;
+      ASSERT_GT(l, 0u);
+      ASSERT_EQ(plan.placement.layers[l].predictor, Where::gpu);
+      ASSERT_LT(layer.choice.hot, layer.n_ff);
+      const double attention = c.gpu_dense(layer.attention.gpu_dense) + c.attention_kernels * c.kernel_seconds;
+      const double predictor = c.gpu_predictor(31e6);
+      const double cpu = c.cpu_sparse(layer.ffn.cpu_sparse);
+      const double fetched = std::min(c.foreseen_share * cpu, attention + predictor);
+      const double cold = std::max(cpu - fetched + fetched / c.fetched_speedup, predictor + c.linked(layer.ffn.link));
+      EXPECT_NEAR(layer.seconds,
+                  attention + predictor + c.ffn_kernels * c.kernel_seconds + c.handoff_seconds +
+                      c.overlapped(predictor + c.gpu_sparse(layer.ffn.gpu_sparse), cold),
+                  1e-9 * layer.seconds);
+      EXPECT_DOUBLE_EQ(layer.ffn.gpu_dense, 2 * 31e6) << "read twice";
+    }
+    EXPECT_GT(n_ahead, 0u);
+  }
+  const Plan all_hot = Planner(shape, f, r).plan(gib(20));
+  for (const engine::LayerPlacement& l : all_hot.placement.layers) EXPECT_FALSE(l.look_ahead);
+}
+
 // The cold neurons that the GPU reads over the link: of every frequency, a share that makes both sides equally long.
 TEST(Plan, LinkedNeuronsBalanceTheCold) {
   ModelShape shape = test::llama_7b();
@@ -383,7 +425,7 @@ class PlanFile : public testing::Test {
 TEST_F(PlanFile, IsReadBackAsWritten) {
   placement_.layers[0].selection = Selection::predictor, placement_.layers[0].predictor = Where::gpu;
   placement_.layers[0].gpu_bucket = {1, 3}, placement_.layers[0].gpu_gates = {},
-  placement_.layers[0].gpu_linked = {2, 30};
+  placement_.layers[0].gpu_linked = {2, 30}, placement_.layers[1].look_ahead = true;
   save_placement(placement_, dir_ / "p.json");
   const engine::Placement p = load_placement(dir_ / "p.json");
   EXPECT_EQ(p.layers, placement_.layers);
@@ -443,7 +485,8 @@ TEST_F(PlanFile, RefusesWhatIsNoPlan) {
     refused([&](auto& j) { j[key] = nullptr; });
     refused([&](auto& j) { j[key] = -1.5; });
   }
-  refused([](auto& j) { j["version"] = 2; });
+  refused([](auto& j) { j["version"] = 1; });
+  refused([](auto& j) { j["layers"][0]["look_ahead"] = 1; });
   refused([](auto& j) { j["format"] = "other"; });
   refused([](auto& j) { j["output"] = "tpu"; });
   refused([](auto& j) { j["layers"][0] = 7; });
