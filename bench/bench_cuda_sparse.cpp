@@ -258,6 +258,14 @@ class Bench {
     row(
         "norm + predict + ffn", bytes + list,
         [&](size_t i) { norm(), predict(p[i], mailbox_.get()), sparse(i, mailbox_.get()); }, true);
+    row(
+        "norm + predict + hint of the next layer + ffn", 2 * bytes + list,
+        [&](size_t i) {
+          norm(), predict(p[i], mailbox_.get());
+          device_->hint(p[(i + 1) % kLayers], normed_, {mailbox_.get(), kHot, 0});
+          sparse(i, mailbox_.get());
+        },
+        true);
   }
   // What a predictor adds to a layer without hand-offs, between attention's output product and the FFN: there its first
   // weights are asked for while the product still runs, and it is not its own neighbour, which fills the GPU.

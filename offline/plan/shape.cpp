@@ -69,7 +69,7 @@ ModelShape shape_of(const model::Model& model) {
     // One that reads the layer before cannot serve the first.
     const model::LayerPredictor& p = w.layers[i].predictor;
     if (i > 0 || p.input != model::PredictorInput::previous_ffn_input) l.predictor_bytes = model::predictor_bytes(p);
-    l.can_look_ahead = i > 0 && l.predictor_bytes > 0 && p.input != model::PredictorInput::residual;
+    l.can_look_ahead = i > 0 && l.predictor_bytes > 0;
     s.layers.push_back(l);
   }
   return s;

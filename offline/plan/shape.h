@@ -19,7 +19,7 @@ struct LayerShape {
   uint64_t up_down_bytes = 0;              // of one neuron: up row, its bias, down row
   uint64_t predictor_bytes = 0;            // fc1 and fc2; 0 = there is no predictor
   std::optional<double> named_per_active;  // neurons that the predictor names, for each active one, if that is known
-  bool can_look_ahead = false;             // the predictor reads an FFN input, and there is a layer before
+  bool can_look_ahead = false;             // there is a predictor, and a layer before
   // False where `down` is quantised and not transposed: its neurons cannot be told apart, so the FFN is dense and on
   // one side.
   bool by_neuron = true;

@@ -78,23 +78,24 @@ void ffn_sparse_block(const ForwardArgs& f, int64_t layer, const SparseArgs& spa
   f.device.ffn_sparse(weights_of(f, layer).ffn, sparse, in, down_bias, y);
 }
 
+namespace {
+
+// What a predictor reads: the residual stream before the FFN's norm, or the FFN's input in `layer`.
+Act predictor_input(const ForwardArgs& f, const model::LayerPredictor& predictor, int64_t layer, const float* x) {
+  if (predictor.input != model::PredictorInput::residual) return f.act.ffn_input(layer, 1);
+  const Act in{const_cast<float*>(x), f.act.x_q8};  // inputs of operations are only read
+  const Predictor& p = predictor.weights;
+  if (is_quantized(p.fc1 ? p.fc1.type : p.fc2.type)) f.device.quantize(in, 1, f.config.n_embd);
+  return in;
+}
+
+}  // namespace
+
 void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off) {
   const LayerWeights& w = weights_of(f, layer);
-  const Predictor& p = w.predictor.weights;
-  Act in;
-  switch (w.predictor.input) {
-    case model::PredictorInput::ffn_input:
-      in = f.act.ffn_input(layer, 1);
-      break;
-    case model::PredictorInput::previous_ffn_input:
-      in = f.act.ffn_input(layer - 1, 1);
-      break;
-    case model::PredictorInput::residual:
-      in = {const_cast<float*>(x), f.act.x_q8};  // inputs of operations are only read
-      if (is_quantized(p.fc1 ? p.fc1.type : p.fc2.type)) f.device.quantize(in, 1, f.config.n_embd);
-      break;
-  }
-  f.device.predict(p, in,
+  const bool looks_back = w.predictor.input == model::PredictorInput::previous_ffn_input;
+  const Act in = predictor_input(f, w.predictor, looks_back ? layer - 1 : layer, x);
+  f.device.predict(w.predictor.weights, in,
                    {.n_first = w.ffn.n(),
                     .first = f.act.predicted,
                     .rest = {},
@@ -168,7 +169,7 @@ class FfnPart {
     if (asks && !predicts() && !finds_gates()) f_.device.post(*f_.mailbox, x, n);
     if (reads_input()) ffn_norm(f_, layer_, x, T_);
     if (predicts()) predict_neurons(f_, layer_, x, {asks ? f_.mailbox : nullptr, handed_over(), n});
-    if (T_ == 1 && hints_next(f_, layer_)) hint();
+    if (T_ == 1 && hints_next(f_, layer_)) hint(x);
   }
   // x += this device's neurons, and the CPU's answer with `collect`.
   void finish(Mailbox* collect) {
@@ -197,10 +198,12 @@ class FfnPart {
   Matrix next_matrix() const {
     return layer_ + 1 == f_.config.n_layer ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
   }
-  void hint() {
+  // The next layer's predictor, on this layer's input.
+  void hint(const float* x) {
     const LayerSplit& next = f_.split[static_cast<size_t>(layer_ + 1)];
-    const Act in = f_.act.ffn_input(layer_, 1);
-    f_.device.hint(weights_of(f_, layer_ + 1).predictor.weights, in, {f_.mailbox, next.n_first, next.linked.n()});
+    const model::LayerPredictor& predictor = weights_of(f_, layer_ + 1).predictor;
+    f_.device.hint(predictor.weights, predictor_input(f_, predictor, layer_, x),
+                   {f_.mailbox, next.n_first, next.linked.n()});
   }
   // Of one token, with its neurons.
   const float* handed_over() const { return hands_over_input(f_, layer_) ? f_.act.ffn_input(layer_, 1).x : f_.act.x; }

@@ -116,12 +116,11 @@ void adopt_output(Device& device, const Weights& from, Weights& to) {
 
 // Whether a layer's predictor can be evaluated on the input of the layer before, with nothing else handed over in
 // between: both layers' neurons are predicted on the main device, for the CPU too.
-bool can_hint(const LayerWeights& layer, const LayerSplit& before, const LayerSplit& split) {
+bool can_hint(const LayerSplit& before, const LayerSplit& split) {
   const auto predicts_for_cpu = [](const LayerSplit& s) {
     return s.has_cold && s.selection == Selection::predictor && s.predictor_on_main;
   };
-  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.attention_on_host &&
-         layer.predictor.input != model::PredictorInput::residual;
+  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.attention_on_host;
 }
 
 // Divides one layer after the other.
@@ -308,7 +307,7 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
     if (w.layers[l].ffn.down_t) model.release_ffn(layer);  // on the device, or in the arena
   }
   for (size_t l = 1; l < out.split.size(); ++l) {
-    out.split[l].hinted = placement.layers[l].look_ahead && can_hint(w.layers[l], out.split[l - 1], out.split[l]);
+    out.split[l].hinted = placement.layers[l].look_ahead && can_hint(out.split[l - 1], out.split[l]);
   }
   return out;
 }

@@ -3,13 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "core/error.h"
+#include "core/forwarding_device.h"
 #include "engine/engine.h"
+#include "offline/synth.h"
 #include "support/conditioning.h"
+#include "support/paths.h"
 #include "support/predictors.h"
 #include "support/random.h"
 #include "support/zoo.h"
@@ -179,6 +184,86 @@ std::vector<Case> cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Zoo, Divided, testing::ValuesIn(cases()),
                          [](const auto& p) { return p.param.model.name + "_" + traits(p.param.type).name; });
+
+// Keeps what fetch() was told before a layer, and the neurons that the layer then needed.
+class WatchedHost : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  struct Layer {
+    std::vector<int32_t> fetched, needed;
+  };
+  const std::vector<Layer>& layers() const { return layers_; }
+
+  void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override {
+    fetched_.assign(ids.begin(), ids.end());
+    inner_.fetch(shard, ids, until);
+  }
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+    Layer& layer = layers_.emplace_back();
+    layer.fetched = std::exchange(fetched_, {});
+    if (sparse.predicted != nullptr) layer.needed.assign(sparse.predicted, sparse.predicted + *sparse.n_predicted);
+    inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+  }
+
+ private:
+  std::vector<int32_t> fetched_;
+  std::vector<Layer> layers_;
+};
+
+// What the CPU fetches before a layer's hand-off: exactly the neurons that this brings where the predictor reads the
+// layer before anyway; of a synthetic model, whose residual stream changes slowly, most of them where it reads its own
+// layer. Nothing before the first predicted layer, or when told so.
+TEST(LookAhead, TheCpuFetchesWhatItWillNeed) {
+  const test::TempDir dir;
+  ThreadTeam team(2);
+  offline::SynthOptions synth;
+  synth.shape = offline::find_synth_shape("tiny");
+  synth.predictor_rank = 64;
+  offline::write_synthetic(dir / "m.gguf", synth, team);
+  for (const auto input : {model::PredictorInput::ffn_input, model::PredictorInput::previous_ffn_input}) {
+    for (const bool look_ahead : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", model::to_string(input), look_ahead));
+      auto model = model::Model::load(dir / "m.gguf");
+      std::vector<model::LayerPredictor> predictors;
+      for (const model::LayerWeights& l : model.weights().layers) {
+        predictors.push_back(l.predictor), predictors.back().input = input;
+      }
+      model.set_predictors(predictors, nullptr);
+      const model::Config& c = model.config();
+      std::mt19937 rng(3);
+      const Placement placement =
+          placement_of({"some_linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, 0.2}, model, true, rng);
+      const auto main = cpu::make_reference_device(), cpu = cpu::make_device(team);
+      WatchedHost host(*cpu);
+      Engine engine(model, *main, {.sparsity = Sparsity::predict, .look_ahead = look_ahead}, {host, placement, team});
+      constexpr int32_t kSteps = 12;
+      for (int32_t id = 1; id <= kSteps; ++id) engine.eval({&id, 1});
+      ASSERT_EQ(std::ssize(host.layers()), kSteps * c.n_layer);
+      double hits = 0, fetched = 0, needed = 0;
+      for (size_t i = 0; i < host.layers().size(); ++i) {
+        const WatchedHost::Layer& layer = host.layers()[i];
+        const size_t l = i % static_cast<size_t>(c.n_layer);
+        const bool is_first = l == 0 || placement.layers[l - 1].selection != engine::Selection::predictor;
+        if (is_first || !look_ahead) {
+          EXPECT_TRUE(layer.fetched.empty());
+          continue;
+        }
+        if (input == model::PredictorInput::previous_ffn_input) {
+          EXPECT_EQ(layer.fetched, layer.needed) << "layer " << l;
+        }
+        std::vector<int32_t> both;
+        std::set_intersection(layer.fetched.begin(), layer.fetched.end(), layer.needed.begin(), layer.needed.end(),
+                              std::back_inserter(both));
+        hits += static_cast<double>(both.size());
+        fetched += static_cast<double>(layer.fetched.size()), needed += static_cast<double>(layer.needed.size());
+      }
+      if (!look_ahead) continue;
+      EXPECT_GT(needed, 1000);
+      EXPECT_GT(hits, 0.6 * needed);
+      EXPECT_GT(hits, 0.6 * fetched);
+    }
+  }
+}
 
 TEST(Mailbox, ManyHandOffsInOrder) {
   HostMailbox box(64, 8);
