@@ -51,6 +51,15 @@ void add_team(ThreadTeam& team) {
   benchmark::RegisterBenchmark("team/empty", [&team](benchmark::State& state) {
     for (auto _ : state) team.for_chunks(team.size(), 1, [](int64_t, int64_t, int) {});
   })->UseRealTime();
+  for (const bool direct : {false, true}) {
+    const char* name = direct ? "team/empty-rounds/direct" : "team/empty-rounds";
+    benchmark::RegisterBenchmark(name, [&team, direct](benchmark::State& state) {
+      const auto nothing = [](int64_t, int64_t, int) {};
+      std::array<ThreadTeam::Round, 2> rounds{{{team.size(), 1, nothing}, {team.size(), 1, nothing}}};
+      rounds[0].direct = direct;
+      for (auto _ : state) team.for_rounds(rounds, [](size_t) {});
+    })->UseRealTime();
+  }
   benchmark::RegisterBenchmark("mailbox/round-trip", [](benchmark::State& state) {
     HostMailbox box(kEmbd, kNeurons);
     std::vector<float> x(1);
@@ -73,8 +82,9 @@ enum class Told {
   values,     // with their gates' activations: no gate is read
   predicted,  // as a predictor names them
   hinted,     // the same, and nearly all of them before: their rows have been fetched
+  again,      // the list that it has just been told: nothing comes from memory
 };
-constexpr std::array kTold = {"values", "predicted", "hinted"};
+constexpr std::array kTold = {"values", "predicted", "hinted", "again"};
 
 // A list of the same length, one in twelve of whose neurons are others.
 Ids nearly(const Ids& list) {
@@ -116,12 +126,16 @@ void add_list(ThreadTeam& team, cpu::Isa isa, DType type, int64_t n, Told told, 
         const HostMailbox nothing_comes(1, 1);
         size_t next = 0;
         for (auto _ : state) {
-          const Ids& list = lists[next++ % kLists];
+          const Ids& list = lists[told == Told::again ? 0 : next++ % kLists];
           SparseArgs sparse;
           sparse.predicted = list.data();
           sparse.n_predicted = &count;
           if (values) sparse.gate_values = gates.data();
           if (told == Told::hinted) device->fetch(shard, nearly(list), nothing_comes);
+          // As a hand-off brings it: the input has just been written, the output been cleared.
+          std::fill(x.begin(), x.end(), 1.0f);
+          std::fill(y.begin(), y.end(), 0.0f);
+          device->fetch_input(shard, in);
           const auto start = std::chrono::steady_clock::now();
           device->ffn_sparse(shard, sparse, in, {}, y.data());
           state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -179,8 +193,8 @@ void add_layout(ThreadTeam& team, cpu::Isa isa, const char* name, Layout layout,
 void add_lists(ThreadTeam& team, cpu::Isa isa, double bandwidth) {
   add_team(team);
   for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
-    for (const int64_t n : {0, 16, 120, 1200}) {
-      for (const Told told : {Told::values, Told::predicted, Told::hinted})
+    for (const int64_t n : {0, 16, 60, 120, 240, 1200}) {
+      for (const Told told : {Told::values, Told::predicted, Told::hinted, Told::again})
         add_list(team, isa, type, n, told, bandwidth);
     }
   }

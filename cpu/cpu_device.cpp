@@ -26,7 +26,10 @@ WeightType weight_type(DType type) {
   return WeightType::f32;
 }
 
-CpuDevice::CpuDevice(ThreadTeam& team, Isa isa) : team_(team), isa_(isa), k_(kernels(isa)) {}
+CpuDevice::CpuDevice(ThreadTeam& team, Isa isa)
+    : team_(team), isa_(isa), k_(kernels(isa)), paces_(static_cast<size_t>(team.size())) {
+  for (int t = 1; t <= team.size(); ++t) ends_.push_back(static_cast<double>(t) / team.size());
+}
 
 std::string CpuDevice::name() const {
   return fmt::format("cpu ({}, {} thread{})", to_string(isa_), team_.size(), team_.size() == 1 ? "" : "s");
@@ -45,11 +48,12 @@ void CpuDevice::reserve(const Limits& l) {
   const size_t attend = std::max(floats(attend_block_floats(l.head_dim, group, k_)), floats(group * kContextPiece));
   thread_floats_ = (std::max(std::max(panel, int8_panel) + tile, attend) / sizeof(float) + 63) / 64 * 64;
   thread_ = make(thread_floats_ * sizeof(float) * static_cast<size_t>(team_.size()));
-  values_ = make(floats(T * l.n_ff));
+  const int64_t slots = Candidates::slots(l.n_ff, most_pieces(l.n_ff));
+  values_ = make(floats(std::max(T * l.n_ff, slots)));
   // A predictor may be quantised where the model is not.
   values_q8_ = make(static_cast<size_t>(l.quantized_weights ? T : 1) * q8_bytes(l.n_ff));
   lanes_ = make(floats(kLanes * l.n_embd));
-  ids_ = make(floats(2 * l.n_ff));
+  ids_ = make(floats(std::max(2 * l.n_ff, slots)));
   partial_ = make(floats((l.max_context / kContextPiece + 1) * l.n_head * (l.head_dim + 2)));
   angles_ = make(floats(T * l.head_dim));
 }

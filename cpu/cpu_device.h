@@ -2,6 +2,10 @@
 // The SIMD device. Each operation is split into pieces whose borders depend on the shapes alone; the team takes the
 // pieces in any order, and every number is computed by one thread in a fixed order. Hence one result for any number of
 // threads.
+#include <chrono>
+#include <cmath>
+#include <vector>
+
 #include "cpu/cpu.h"
 #include "cpu/host_device.h"
 #include "cpu/kernels.h"
@@ -36,6 +40,7 @@ class CpuDevice final : public HostDevice {
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
+  void fetch_input(const FfnShard& shard, Act in) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
 
  private:
@@ -83,29 +88,42 @@ class CpuDevice final : public HostDevice {
     int64_t first = 0, n = 0, n_pieces = 0;
     const int32_t* listed = nullptr;
     const int64_t* begins = nullptr;  // [n_pieces + 1], or null: pieces of equal length
-    int32_t* ids = nullptr;           // [n] each piece's finds at its first position, then all of them
-    int32_t* counts = nullptr;        // [n_pieces] finds of each piece
-    float* values = nullptr;          // [n] act(gate) of the finds, then their activations
+    // By slots: pieces are written by different threads, who should not fight over lines. A piece's slot in ids has its
+    // number of finds, then the finds; in values act(gate) of the finds, then their activations.
+    int32_t* ids = nullptr;
+    float* values = nullptr;
+    static constexpr int64_t kApart = 32;  // 128 bytes: processors fetch lines in pairs
     int64_t begin(int64_t piece) const { return begins != nullptr ? begins[piece] : piece * n / n_pieces; }
+    int64_t slot(int64_t piece) const { return (begin(piece) + kApart - 1) / kApart * kApart + piece * kApart; }
+    static int64_t slots(int64_t n, int64_t n_pieces) { return n + (n_pieces + 1) * kApart; }
     int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
   };
+  int64_t most_pieces(int64_t n) const;
   // With `begins`, a piece for every thread.
   Candidates candidates(int64_t first, int64_t n, const int32_t* listed, const int64_t* begins = nullptr) const;
-  // Where the list's pieces begin that have the rows near them which fetch() brought there; null where it brought none,
-  // or too different ones.
-  const int64_t* fetched_begins(const FfnShard& shard, std::span<const int32_t> listed);
+  // Where the pieces of a list begin that has one for every thread: short ones, and those whose rows fetch() brought
+  // near the threads, unless it brought too different ones. Null for others.
+  const int64_t* dealt_begins(const FfnShard& shard, std::span<const int32_t> listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
-  // Moves the finds of all pieces together; returns their number.
-  static int64_t join_pieces(const Candidates& c);
+  // Puts the finds of all pieces together that have a value (that may be zero where an up is: dReLU), to the fronts of
+  // c.ids and c.values, say, in place of the slots.
+  struct Found {
+    const int32_t* ids = nullptr;
+    const float* values = nullptr;
+    int64_t n = 0, n_active = 0;  // with values; all
+  };
+  static Found join_pieces(const Candidates& c, int32_t* ids, float* values);
+  // Copies the finds' ids, if wanted. Not after join_pieces() in place.
+  static void list_active(const Candidates& c, int32_t* ids);
   // How the partial sums of the down projection, lane after lane, are shared out to the threads: by whole blocks.
   struct DownShares {
-    int64_t n_embd = 0, threads = 0;
-    int64_t n(int64_t lanes) const { return std::min(threads, lanes * n_blocks(n_embd)); }
+    int64_t n_embd = 0;
+    std::span<const double> ends;
     int64_t begin(int64_t lanes, int64_t share) const {
-      const int64_t blocks = n_blocks(n_embd), block = share * lanes * blocks / n(lanes);
+      const int64_t blocks = n_blocks(n_embd), block = part_begin(ends, lanes * blocks, share);
       return block / blocks * n_embd + block % blocks * kBlock;
     }
   };
@@ -120,8 +138,8 @@ class CpuDevice final : public HostDevice {
       begin += n_columns;
     }
   }
-  // Adds values[i] down_t[ids[i]], i < n, to `sums` [n_lanes][n_embd], elements [begin, end) of it.
-  void add_down(const FfnShard& shard, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
+  // Adds values[i] down_t[ids[i]] of the finds to `sums` [n_lanes][n_embd], elements [begin, end) of it.
+  void add_down(const FfnShard& shard, const Found& found, int64_t n_lanes, int64_t begin, int64_t end,
                 float* sums) const;
   // y += the candidates' sum; returns how many are active.
   int64_t ffn_candidates(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, Vector y_bias,
@@ -149,12 +167,23 @@ class CpuDevice final : public HostDevice {
   DeviceBuffer packed_;  // pack_input
   DeviceBuffer thread_;  // [threads][thread_floats_]: panels, tiles
   size_t thread_floats_ = 0;
-  DeviceBuffer values_;     // [T][n_ff]
+  DeviceBuffer values_;     // [T][n_ff]; Candidates::values
   DeviceBuffer values_q8_;  // the 8-bit form of values_
   DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the FFN
-  DeviceBuffer ids_;        // [2][n_ff] Candidates::ids and counts
+  DeviceBuffer ids_;        // [2][n_ff]; Candidates::ids
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
+  // What part of a short list each thread gets, summed up: cores differ, because they are different or because somebody
+  // else has work for them. How long each took for its part of the last one, of which the parts of the next are learnt.
+  std::vector<double> ends_;
+  struct alignas(128) Pace {
+    std::chrono::nanoseconds busy{0};
+  };
+  std::vector<Pace> paces_;
+  static int64_t part_begin(std::span<const double> ends, int64_t n, int64_t thread) {
+    return thread == 0 ? 0 : std::llround(ends[static_cast<size_t>(thread - 1)] * static_cast<double>(n));
+  }
+  void learn_parts();
   // Of what shard fetch() was called last, and with which id each thread's part began.
   const void* fetched_ = nullptr;
   std::vector<int32_t> fetched_ids_;

@@ -16,26 +16,30 @@ CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int3
                                             const int64_t* begins) const {
   const int64_t threads = team_.size();
   Candidates c{.first = first, .n = n, .listed = listed, .begins = begins};
-  // As many pieces for every thread.
-  const int64_t most = kSelectRows * threads;
-  c.n_pieces =
-      n <= kDealtRows * threads ? std::min(n, threads) : threads * std::max(kSelectPieces, (n + most - 1) / most);
+  c.n_pieces = n <= kDealtRows * threads ? std::min(n, threads) : most_pieces(n);
   if (begins != nullptr) c.n_pieces = threads;
-  c.ids = reinterpret_cast<int32_t*>(scratch(ids_, n + c.n_pieces));
-  c.counts = c.ids + n;
-  c.values = scratch(values_, n);
+  const int64_t slots = Candidates::slots(n, c.n_pieces);
+  c.ids = reinterpret_cast<int32_t*>(scratch(ids_, slots));
+  c.values = scratch(values_, slots);
   return c;
+}
+
+// As many pieces for every thread.
+int64_t CpuDevice::most_pieces(int64_t n) const {
+  const int64_t threads = team_.size(), most = kSelectRows * threads;
+  return threads * std::max(kSelectPieces, (n + most - 1) / most);
 }
 
 void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
                              int64_t piece) const {
   const int64_t begin = c.begin(piece), n = c.begin(piece + 1) - begin;
-  int32_t* ids = c.ids + begin;
-  float* z = c.values + begin;
+  int32_t* ids = c.ids + c.slot(piece);
+  float* z = c.values + c.slot(piece);
+  int32_t& found = *ids++ = 0;
   if (sparse.gate_values != nullptr) {
     std::copy_n(c.listed + begin, n, ids);
     std::copy_n(sparse.gate_values + begin, n, z);
-    c.counts[piece] = static_cast<int32_t>(n);
+    found = static_cast<int32_t>(n);
     return;
   }
   const void* x = is_quantized(s.gate.type) ? in.q8 : in.x;
@@ -52,19 +56,17 @@ void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in
     for (int64_t i = 0; i < n; ++i) z[i] += s.gate_bias.data[c.first + c.id(begin + i)];
   }
   k_.activate(static_cast<int>(s.act), s.act_threshold, z, nullptr, false, n, z);
-  int32_t found = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (!(std::fabs(z[i]) > sparse.threshold)) continue;
     ids[found] = c.id(begin + i);
     z[found++] = z[i];
   }
-  c.counts[piece] = found;
 }
 
 void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int64_t piece, int thread) const {
-  const int64_t n = c.counts[piece];
-  const int32_t* ids = c.ids + c.begin(piece);
-  float* values = c.values + c.begin(piece);
+  const int32_t* ids = c.ids + c.slot(piece);
+  const int64_t n = *ids++;
+  float* values = c.values + c.slot(piece);
   float* up = thread_scratch(thread);
   k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, n}, nullptr, s.up.cols,
                                 is_quantized(s.up.type) ? in.q8 : in.x, 0, 1, up, 0);
@@ -74,45 +76,55 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
   }
 }
 
-int64_t CpuDevice::join_pieces(const Candidates& c) {
-  int64_t n = 0;
+CpuDevice::Found CpuDevice::join_pieces(const Candidates& c, int32_t* ids, float* values) {
+  Found found{ids, values};
   for (int64_t piece = 0; piece < c.n_pieces; ++piece) {
-    const int64_t begin = c.begin(piece), count = c.counts[piece];
-    if (n != begin) {
-      std::memmove(c.ids + n, c.ids + begin, static_cast<size_t>(count) * sizeof(int32_t));
-      std::memmove(c.values + n, c.values + begin, static_cast<size_t>(count) * sizeof(float));
+    const int32_t* from = c.ids + c.slot(piece);
+    const float* z = c.values + c.slot(piece);
+    const int64_t n = *from++;
+    found.n_active += n;
+    for (int64_t i = 0; i < n; ++i) {
+      ids[found.n] = from[i], values[found.n] = z[i];
+      found.n += z[i] != 0.0f ? 1 : 0;
     }
-    n += count;
   }
-  return n;
+  return found;
 }
 
-void CpuDevice::add_down(const FfnShard& s, const Candidates& c, int64_t n, int64_t n_lanes, int64_t begin, int64_t end,
+void CpuDevice::list_active(const Candidates& c, int32_t* ids) {
+  for (int64_t piece = 0; ids != nullptr && piece < c.n_pieces; ++piece) {
+    const int32_t* found = c.ids + c.slot(piece);
+    ids = std::copy_n(found + 1, *found, ids);
+  }
+}
+
+void CpuDevice::add_down(const FfnShard& s, const Found& found, int64_t n_lanes, int64_t begin, int64_t end,
                          float* sums) const {
   const Matrix& w = s.down_t;
-  each_lane(w.cols, n, n_lanes, begin, end,
+  each_lane(w.cols, found.n, n_lanes, begin, end,
             [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t at) {
-              const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), c.ids + first, n_rows};
-              k_.axpy_rows[index(w.type)](view, nullptr, n_columns, c.values + first, sums + at);
+              const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), found.ids + first, n_rows};
+              k_.axpy_rows[index(w.type)](view, nullptr, n_columns, found.values + first, sums + at);
             });
 }
 
 void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mailbox& until) {
   const auto n = std::ssize(ids);
   const int64_t threads = team_.size(), n_lanes = n <= kOneLaneNeurons ? 1 : kSparseLanes;
-  const auto part_begin = [&](int64_t thread) { return static_cast<size_t>(thread * n / threads); };
+  const auto begin_of = [&](int64_t thread) { return static_cast<size_t>(part_begin(ends_, n, thread)); };
   fetched_ = s.down_t.data;
   fetched_ids_.assign(static_cast<size_t>(threads), 0);
-  for (int64_t t = 1; t < threads && n > 0; ++t) fetched_ids_[static_cast<size_t>(t)] = ids[part_begin(t)];
-  const DownShares shares{s.down_t.cols, threads};
+  for (int64_t t = 1; t < threads && n > 0; ++t) {
+    fetched_ids_[static_cast<size_t>(t)] = ids[std::min(begin_of(t), ids.size() - 1)];
+  }
+  const DownShares shares{s.down_t.cols, ends_};
   const auto bring = [&](int64_t thread, int64_t, int) {
-    for (size_t i = part_begin(thread); i < part_begin(thread + 1); ++i) {
+    for (size_t i = begin_of(thread); i < begin_of(thread + 1); ++i) {
       for (const Matrix* m : {&s.gate, &s.up}) {
         if (until.has_next()) return;
         if (*m) prefetch(m->row(ids[i]), m->row_size());
       }
     }
-    if (thread >= shares.n(n_lanes)) return;
     each_lane(s.down_t.cols, n, n_lanes, shares.begin(n_lanes, thread), shares.begin(n_lanes, thread + 1),
               [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t) {
                 const size_t begin = row_bytes(s.down_t.type, column), bytes = row_bytes(s.down_t.type, n_columns);
@@ -125,20 +137,51 @@ void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mai
   team_.for_chunks(threads, 1, bring);
 }
 
-const int64_t* CpuDevice::fetched_begins(const FfnShard& s, std::span<const int32_t> listed) {
+const int64_t* CpuDevice::dealt_begins(const FfnShard& s, std::span<const int32_t> listed) {
   const int64_t threads = team_.size(), n = std::ssize(listed);
-  if (std::exchange(fetched_, nullptr) != s.down_t.data || n < threads) return nullptr;
+  const bool fetched = std::exchange(fetched_, nullptr) == s.down_t.data;
+  if (n < threads || (!fetched && n > kDealtRows * threads)) return nullptr;
   begins_.assign(static_cast<size_t>(threads) + 1, n);
+  bool fits = fetched;
   begins_[0] = 0;
-  int64_t longest = 0;
-  for (size_t t = 1; t < begins_.size(); ++t) {
-    if (t + 1 < begins_.size()) {
-      begins_[t] = std::lower_bound(listed.begin(), listed.end(), fetched_ids_[t]) - listed.begin();
-    }
-    longest = std::max(longest, begins_[t] - begins_[t - 1]);
+  for (int64_t t = 1; fits && t <= threads; ++t) {
+    const auto i = static_cast<size_t>(t);
+    if (t < threads) begins_[i] = std::lower_bound(listed.begin(), listed.end(), fetched_ids_[i]) - listed.begin();
+    // Not where one thread would have much more than its part: then rows of another core's cache cost less.
+    const int64_t part = part_begin(ends_, n, t) - part_begin(ends_, n, t - 1);
+    fits = begins_[i] - begins_[i - 1] <= part * 5 / 4 + 1;
   }
-  // Not where one thread would have much more than the others: then rows of another core's cache cost less.
-  return longest <= (n + threads - 1) / threads * 5 / 4 + 1 ? begins_.data() : nullptr;
+  if (!fits && n > kDealtRows * threads) return nullptr;
+  for (int64_t t = 0; !fits && t < threads; ++t) begins_[static_cast<size_t>(t)] = part_begin(ends_, n, t);
+  return begins_.data();
+}
+
+void CpuDevice::fetch_input(const FfnShard& s, Act in) {
+  const int64_t n = s.gate.cols;
+  const auto of_type = [&](bool quantized) {
+    return (s.gate && is_quantized(s.gate.type) == quantized) || (s.up && is_quantized(s.up.type) == quantized);
+  };
+  team_.for_chunks(team_.size(), 1, [&](int64_t, int64_t, int) {
+    if (of_type(false)) prefetch(reinterpret_cast<const std::byte*>(in.x), static_cast<size_t>(n) * sizeof(float));
+    if (of_type(true)) prefetch(static_cast<const std::byte*>(in.q8), q8_bytes(n));
+  });
+  learn_parts();
+}
+
+void CpuDevice::learn_parts() {
+  using Time = std::chrono::duration<double>;
+  Time total{0};
+  for (const Pace& pace : paces_) total += pace.busy;
+  if (total.count() == 0) return;
+  const Time mean = total / static_cast<double>(paces_.size());
+  double begin = 0, sum = 0;
+  for (size_t t = 0; t < paces_.size(); ++t) {
+    const double part = ends_[t] - begin, speed = mean / Time(std::exchange(paces_[t].busy, {}));
+    begin = ends_[t];
+    sum += part * (1 + kLearningRate * (std::clamp(speed, 0.5, 2.0) - 1));
+    ends_[t] = sum;
+  }
+  for (double& end : ends_) end /= sum;
 }
 
 void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
@@ -153,7 +196,7 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   int64_t n_active = 0;
   if (n > 0) {
     const int64_t* begins =
-        sparse.predicted != nullptr ? fetched_begins(s, {sparse.predicted, static_cast<size_t>(n)}) : nullptr;
+        sparse.predicted != nullptr ? dealt_begins(s, {sparse.predicted, static_cast<size_t>(n)}) : nullptr;
     n_active = ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted, begins), y_bias, y);
   }
   if (n == 0) add_bias(y_bias, 1, y);
@@ -166,52 +209,58 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
                                   Vector y_bias, float* y) {
   const int64_t n_embd = s.down_t.cols, threads = team_.size();
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
-  int64_t n_active = 0, n_summed = 0, n_lanes = 0;
-  const DownShares shares{n_embd, threads};
+  const auto lanes = [](int64_t n) { return n <= kOneLaneNeurons ? 1 : kSparseLanes; };
+  const DownShares shares{n_embd, ends_};
+  // Of short lists, every thread puts the finds together for itself.
+  const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
+  const bool learns = c.begins != nullptr && c.n >= kLearntRows * threads;
+  Found all;
   const auto find = [&](int64_t piece, int64_t, int thread) {
+    const auto start = std::chrono::steady_clock::now();
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
+    if (learns) paces_[static_cast<size_t>(piece)].busy = std::chrono::steady_clock::now() - start;
   };
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
-  const bool knows_down = c.listed != nullptr && c.n <= kOneLaneNeurons;
+  const bool knows_down = c.listed != nullptr && lanes(c.n) == 1;
   const auto fetch_down = [&](int thread, int64_t step) {
-    if (!knows_down || step >= c.n || thread >= shares.n(1)) return false;
+    if (!knows_down || step >= c.n) return false;
     const size_t begin = row_bytes(s.down_t.type, shares.begin(1, thread));
     const size_t end = row_bytes(s.down_t.type, shares.begin(1, thread + 1));
     prefetch(s.down_t.row(c.listed[step]) + begin, end - begin);
     return true;
   };
-  const auto down = [&](int64_t share, int64_t, int) {
+  const auto down = [&](int64_t share, int64_t, int thread) {
+    float* own = thread_scratch(thread);
+    const Found found = direct ? join_pieces(c, reinterpret_cast<int32_t*>(own), own + c.n) : all;
+    if (direct && share == 0) all = found;
+    const int64_t n_lanes = lanes(found.n);
+    const auto start = std::chrono::steady_clock::now();
     const int64_t begin = shares.begin(n_lanes, share), end = shares.begin(n_lanes, share + 1);
     if (n_lanes > 1) {
       std::memset(sums + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
-      return add_down(s, c, n_summed, n_lanes, begin, end, sums);
+      add_down(s, found, n_lanes, begin, end, sums);
+    } else {
+      if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
+      add_down(s, found, 1, begin, end, y);
     }
-    if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
-    add_down(s, c, n_summed, 1, begin, end, y);
+    if (learns) paces_[static_cast<size_t>(share)].busy += std::chrono::steady_clock::now() - start;
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
-    for (int64_t lane = 0; lane < n_lanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
+    for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
   };
   const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
-  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down}, {0, 1, down}, {n_embd, columns, sum}};
-  team_.for_rounds(rounds, [&](size_t finished) {
-    if (finished > 0) return;
-    n_active = join_pieces(c);
-    if (sparse.active_ids != nullptr) std::copy_n(c.ids, n_active, sparse.active_ids);
-    // Of neurons whose up is zero (dReLU), down is not read either. Before the first of them nothing is written: the
-    // lines are other cores', and all of them are waiting.
-    n_summed = std::find(c.values, c.values + n_active, 0.0f) - c.values;
-    for (int64_t i = n_summed; i < n_active; ++i) {
-      c.ids[n_summed] = c.ids[i], c.values[n_summed] = c.values[i];
-      n_summed += c.values[i] != 0.0f ? 1 : 0;
+  ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down, direct}, {threads, 1, down}, {n_embd, columns, sum}};
+  team_.for_rounds(std::span(rounds).first(lanes(c.n) == 1 ? 2 : 3), [&](size_t finished) {
+    if (finished == 0) {
+      list_active(c, sparse.active_ids);
+      all = join_pieces(c, c.ids, c.values);
     }
-    n_lanes = n_summed <= kOneLaneNeurons ? 1 : kSparseLanes;
-    rounds[1].n = shares.n(n_lanes);
-    if (n_lanes == 1) rounds[2].n = 0;
+    if (lanes(all.n) == 1) rounds[2].n = 0;
   });
-  return n_active;
+  if (direct) list_active(c, sparse.active_ids);
+  return all.n_active;
 }
 
 // Hands over the active ones of the gate rows whose neurons the CPU has. (A CPU device in a GPU's place.)
@@ -221,7 +270,8 @@ void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) 
   mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
   const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr);
   team_.for_chunks(c.n_pieces, 1, [&](int64_t piece, int64_t, int) { select_piece(s, sparse, in, c, piece); });
-  mailbox.post_neurons({c.ids, static_cast<size_t>(join_pieces(c))}, c.values);
+  const Found found = join_pieces(c, c.ids, c.values);
+  mailbox.post_neurons({found.ids, static_cast<size_t>(found.n)}, found.values);
 }
 
 }  // namespace hearth::cpu

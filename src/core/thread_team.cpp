@@ -131,6 +131,11 @@ struct ThreadTeam::State {
   std::vector<Call> calls;
   uint32_t job_number = 0;  // of the last job; the caller's alone
   alignas(kLine) std::atomic<int> sleepers{0};
+  // By thread: the last round in which its piece was done, numbered as in `opened`; for those who wait directly.
+  struct alignas(kLine) Finished {
+    std::atomic<uint32_t> round{0};
+  };
+  std::vector<Finished> finished;
   Counter next[kMostRounds];  // of each round: the next piece that is nobody's first
   Counter done[kMostRounds];  // its finished pieces, and one for its opening
   bool pin = false;
@@ -149,6 +154,7 @@ ThreadTeam::ThreadTeam(int n_threads, ThreadTeamOptions options) {
   if (size_ == 1) return;
   state_ = std::make_unique<State>();
   state_->slots = std::vector<State::Slot>(static_cast<size_t>(size_));
+  state_->finished = std::vector<State::Finished>(static_cast<size_t>(size_));
   const int members = size_ - 1;
   state_->calls = std::vector<State::Call>(static_cast<size_t>(members / State::kThreadsPerCall + 1));
   int logical = 0;
@@ -283,11 +289,15 @@ size_t used_rounds(std::span<const ThreadTeam::Round> rounds) {
 
 void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t)> between) {
   HEARTH_CHECK(!rounds.empty() && rounds.size() <= kMostRounds, "{} rounds", rounds.size());
+  for (const Round& round : rounds) {
+    HEARTH_CHECK(!round.direct || round.pieces() <= size_, "{} pieces for {} threads", round.pieces(), size_);
+  }
   if (size_ == 1) {
     size_t n_rounds = rounds.size();
     for (size_t i = 0; i < n_rounds; ++i) {
       for_chunks(rounds[i].n, rounds[i].grain, rounds[i].work);
       if (i + 1 == n_rounds) return;
+      if (rounds[i].direct) continue;
       between(i);
       n_rounds = used_rounds(rounds);
     }
@@ -301,9 +311,38 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
     // Who opens a round has a part in it besides its pieces: it does not end before all calls say that it began, nor
     // without anybody when it is empty.
     bool opens = thread == 0;
+    // Waits for what others do, as a round says.
+    const auto wait = [&](const Round& round, int64_t& step, auto over) {
+      spin_until(s.spin.count() == 0, [&] {
+        if (over()) return true;
+        if (step >= 0) step = round.meanwhile(thread, step) ? step + 1 : -1;
+        return false;
+      });
+    };
     for (uint32_t i = 0; i < n_rounds; ++i) {
       const int64_t parts = run_round(rounds[i], i, thread) + (opens ? 1 : 0);
       if (i + 1 == n_rounds) return;
+      const uint32_t opening = first + i + 1;
+      // Others may be beyond the next round by the time that this thread looks. Older numbers are of other jobs.
+      const auto reached = [opening](const std::atomic<uint32_t>& number) {
+        return number.load(std::memory_order_acquire) - opening < kMostRounds;
+      };
+      int64_t step = 0;
+      if (rounds[i].direct) {
+        const auto pieces = static_cast<int>(rounds[i].pieces());
+        const auto finish = [&](int t) {
+          s.finished[static_cast<size_t>(t)].round.store(opening, std::memory_order_release);
+        };
+        if (thread < pieces) finish(thread);
+        for (int t = 1; thread == 0 && t < pieces; ++t) {
+          if (leave_out(t)) finish(t);
+        }
+        for (int t = 0; t < pieces; ++t) {
+          wait(rounds[i], step, [&] { return reached(s.finished[static_cast<size_t>(t)].round); });
+        }
+        opens = thread == 0;
+        continue;
+      }
       opens =
           parts > 0 && s.done[i].value.fetch_add(parts, std::memory_order_acq_rel) + parts == rounds[i].pieces() + 1;
       if (opens) {
@@ -311,17 +350,10 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
         const auto used = static_cast<uint32_t>(used_rounds(rounds));
         for (State::Call& c : s.calls) {
           c.n_rounds.store(used, std::memory_order_relaxed);
-          c.opened.store(first + i + 1, std::memory_order_release);
+          c.opened.store(opening, std::memory_order_release);
         }
       } else {
-        bool idle = false;
-        int64_t step = 0;
-        spin_until(s.spin.count() == 0, [&] {
-          // Others may have opened rounds beyond the next by the time that this thread looks.
-          if (static_cast<int32_t>(call.opened.load(std::memory_order_acquire) - (first + i + 1)) >= 0) return true;
-          idle = idle || !rounds[i].meanwhile(thread, step++);
-          return false;
-        });
+        wait(rounds[i], step, [&] { return reached(call.opened); });
       }
       n_rounds = call.n_rounds.load(std::memory_order_relaxed);
     }

@@ -58,6 +58,9 @@ class ThreadTeam {
     // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
     // round.
     FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;
+    // Of a round with as many pieces as threads at most: nobody calls between() after it, and each thread goes on when
+    // it has seen of all pieces that they are done. Faster, as nothing is counted, opened and announced.
+    bool direct = false;
     int64_t pieces() const { return (n + grain - 1) / grain; }
   };
 
@@ -77,9 +80,9 @@ class ThreadTeam {
   void for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int thread)> work);
 
   // The same for several rounds, kMostRounds at most, in one dispatch. When the pieces of round i are all done, one
-  // thread calls between(i), which may also change n and grain of later rounds; then the next begins, or, when none of
-  // the later ones has any pieces by then, the dispatch ends. What was written before is visible to whatever comes
-  // after.
+  // thread calls between(i) (unless the round is `direct`), which may also change n and grain of later rounds; then the
+  // next begins, or, when none of the later ones has any pieces by then, the dispatch ends. What was written before is
+  // visible to whatever comes after.
   static constexpr size_t kMostRounds = 3;
   void for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t finished)> between);
 

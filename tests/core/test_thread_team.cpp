@@ -82,6 +82,40 @@ TEST(ThreadTeam, ARoundSeesAllOfThoseBefore) {
   }
 }
 
+// The same where nobody opens a round; what comes after it is opened, or not, as ever.
+TEST(ThreadTeam, ADirectRoundIsSeenByAllWhoGoOn) {
+  for (const int n : {1, 2, 3, 7}) {
+    ThreadTeam team(n);
+    for (int i = 0; i < 500; ++i) {
+      for (int first = 0; first <= n; ++first) {
+        for (const int second : {0, 1, 7, 30}) {
+          std::vector<int> a(static_cast<size_t>(first)), b(static_cast<size_t>(second)), c(9);
+          const auto fill = [&](int64_t k, int64_t, int) { a[static_cast<size_t>(k)] += 1; };
+          const auto add = [&](int64_t k, int64_t, int) {
+            b[static_cast<size_t>(k)] += std::accumulate(a.begin(), a.end(), 1);
+          };
+          const auto check = [&](int64_t k, int64_t, int) {
+            c[static_cast<size_t>(k)] += std::accumulate(b.begin(), b.end(), 0);
+          };
+          std::vector<ThreadTeam::Round> rounds{{first, 1, fill}, {second, 1, add}, {std::ssize(c), 1, check}};
+          rounds[0].direct = true;
+          rounds[1].direct = second <= n && i % 3 == 0;
+          if (i % 2 == 0) rounds.pop_back();
+          size_t calls = 0;
+          team.for_rounds(rounds, [&](size_t finished) {
+            EXPECT_EQ(finished, 1u);
+            ++calls;
+          });
+          ASSERT_EQ(calls, rounds.size() == 3 && !rounds[1].direct ? 1u : 0u);
+          for (const int v : a) ASSERT_EQ(v, 1);
+          for (const int v : b) ASSERT_EQ(v, first + 1);
+          for (const int v : c) ASSERT_EQ(v, rounds.size() == 3 ? second * (first + 1) : 0);
+        }
+      }
+    }
+  }
+}
+
 // Rounds without pieces at the end cost nothing, not even the call before them, whether that is known from the start or
 // found out on the way.
 TEST(ThreadTeam, ADispatchEndsWithTheLastRoundThatHasPieces) {

@@ -320,8 +320,9 @@ std::vector<int32_t> random_subset(std::mt19937& rng, int64_t n, int64_t k) {
   return some;
 }
 
-// Rows that are fetched early, for a list that is more or less the one that comes, change nothing but the time.
-TEST(Device, FetchedRowsGiveTheSameBits) {
+// Rows that are fetched early, for a list that is more or less the one that comes, and parts of lists that follow the
+// threads' speeds change nothing but the time.
+TEST(Device, FetchedRowsAndLearntPartsGiveTheSameBits) {
   std::mt19937 rng(77);
   for (const int n_threads : {1, 2, 3}) {
     ThreadTeam team(n_threads);
@@ -346,6 +347,7 @@ TEST(Device, FetchedRowsGiveTheSameBits) {
           const float x = 0;
           if (too_late) box.post(&x, 1);
           if (hinted != nullptr) device->fetch(s, *hinted, box);
+          if (hinted != nullptr) device->fetch_input(s, in);
           std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
           SparseArgs sparse;
           sparse.predicted = listed.data(), sparse.n_predicted = &n_predicted;
