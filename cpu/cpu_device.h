@@ -103,7 +103,7 @@ class CpuDevice final : public HostDevice {
   Candidates candidates(int64_t first, int64_t n, const int32_t* listed, const int64_t* begins = nullptr) const;
   // Where the pieces of a list begin that has one for every thread: short ones, and those whose rows fetch() brought
   // near the threads, unless it brought too different ones. Null for others.
-  const int64_t* dealt_begins(const FfnShard& shard, std::span<const int32_t> listed);
+  const int64_t* deal(const FfnShard& shard, int64_t n, const int32_t* listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
@@ -180,6 +180,7 @@ class CpuDevice final : public HostDevice {
     std::chrono::nanoseconds busy{0};
   };
   std::vector<Pace> paces_;
+  bool timed_ = false;  // there is something to learn
   static int64_t part_begin(std::span<const double> ends, int64_t n, int64_t thread) {
     return thread == 0 ? 0 : std::llround(ends[static_cast<size_t>(thread - 1)] * static_cast<double>(n));
   }

@@ -16,8 +16,7 @@ CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int3
                                             const int64_t* begins) const {
   const int64_t threads = team_.size();
   Candidates c{.first = first, .n = n, .listed = listed, .begins = begins};
-  c.n_pieces = n <= kDealtRows * threads ? std::min(n, threads) : most_pieces(n);
-  if (begins != nullptr) c.n_pieces = threads;
+  c.n_pieces = begins != nullptr ? threads : n < threads ? n : most_pieces(n);
   const int64_t slots = Candidates::slots(n, c.n_pieces);
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, slots));
   c.values = scratch(values_, slots);
@@ -137,16 +136,17 @@ void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mai
   team_.for_chunks(threads, 1, bring);
 }
 
-const int64_t* CpuDevice::dealt_begins(const FfnShard& s, std::span<const int32_t> listed) {
-  const int64_t threads = team_.size(), n = std::ssize(listed);
-  const bool fetched = std::exchange(fetched_, nullptr) == s.down_t.data;
+const int64_t* CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* listed) {
+  const int64_t threads = team_.size();
+  const bool fetched = listed != nullptr && std::exchange(fetched_, nullptr) == s.down_t.data;
   if (n < threads || (!fetched && n > kDealtRows * threads)) return nullptr;
+  learn_parts();
   begins_.assign(static_cast<size_t>(threads) + 1, n);
   bool fits = fetched;
   begins_[0] = 0;
   for (int64_t t = 1; fits && t <= threads; ++t) {
     const auto i = static_cast<size_t>(t);
-    if (t < threads) begins_[i] = std::lower_bound(listed.begin(), listed.end(), fetched_ids_[i]) - listed.begin();
+    if (t < threads) begins_[i] = std::lower_bound(listed, listed + n, fetched_ids_[i]) - listed;
     // Not where one thread would have much more than its part: then rows of another core's cache cost less.
     const int64_t part = part_begin(ends_, n, t) - part_begin(ends_, n, t - 1);
     fits = begins_[i] - begins_[i - 1] <= part * 5 / 4 + 1;
@@ -170,13 +170,13 @@ void CpuDevice::fetch_input(const FfnShard& s, Act in) {
 
 void CpuDevice::learn_parts() {
   using Time = std::chrono::duration<double>;
+  if (!std::exchange(timed_, false)) return;
   Time total{0};
   for (const Pace& pace : paces_) total += pace.busy;
-  if (total.count() == 0) return;
   const Time mean = total / static_cast<double>(paces_.size());
   double begin = 0, sum = 0;
   for (size_t t = 0; t < paces_.size(); ++t) {
-    const double part = ends_[t] - begin, speed = mean / Time(std::exchange(paces_[t].busy, {}));
+    const double part = ends_[t] - begin, speed = mean / Time(paces_[t].busy);
     begin = ends_[t];
     sum += part * (1 + kLearningRate * (std::clamp(speed, 0.5, 2.0) - 1));
     ends_[t] = sum;
@@ -195,9 +195,8 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
   HEARTH_CHECK(sparse.gate_values != nullptr || s.gate, "a shard without gates needs their values");
   int64_t n_active = 0;
   if (n > 0) {
-    const int64_t* begins =
-        sparse.predicted != nullptr ? dealt_begins(s, {sparse.predicted, static_cast<size_t>(n)}) : nullptr;
-    n_active = ffn_candidates(s, sparse, in, candidates(0, n, sparse.predicted, begins), y_bias, y);
+    const Candidates c = candidates(0, n, sparse.predicted, deal(s, n, sparse.predicted));
+    n_active = ffn_candidates(s, sparse, in, c, y_bias, y);
   }
   if (n == 0) add_bias(y_bias, 1, y);
   if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
@@ -213,13 +212,13 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   const DownShares shares{n_embd, ends_};
   // Of short lists, every thread puts the finds together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
-  const bool learns = c.begins != nullptr && c.n >= kLearntRows * threads;
+  timed_ = c.begins != nullptr && c.n >= kLearntRows * threads;
   Found all;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     const auto start = std::chrono::steady_clock::now();
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
-    if (learns) paces_[static_cast<size_t>(piece)].busy = std::chrono::steady_clock::now() - start;
+    if (timed_) paces_[static_cast<size_t>(piece)].busy = std::chrono::steady_clock::now() - start;
   };
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
   const bool knows_down = c.listed != nullptr && lanes(c.n) == 1;
@@ -244,7 +243,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
       if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
       add_down(s, found, 1, begin, end, y);
     }
-    if (learns) paces_[static_cast<size_t>(share)].busy += std::chrono::steady_clock::now() - start;
+    if (timed_) paces_[static_cast<size_t>(share)].busy += std::chrono::steady_clock::now() - start;
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);

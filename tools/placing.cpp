@@ -167,7 +167,7 @@ offline::Planner make_planner(const model::Model& model, const PlanInputs& input
   offline::Frequencies frequencies = offline::frequencies_of(shape, inputs.sidecar, inputs.thresholds);
   request.thresholds = !inputs.thresholds.empty();
   if (inputs.sidecar != nullptr && !request.thresholds) offline::set_named_per_active(shape, *inputs.sidecar);
-  if (model.weights().layers.front().ffn.gate.type == DType::q4_0) request.cost.set_four_bit();
+  request.cost.set_weights(model.weights().layers.front().ffn.gate.type);
   const model::Config& c = model.config();
   if (inputs.gpu_index) request.gpu_buckets = offline::read_gpu_index(*inputs.gpu_index, c.n_layer, c.n_ff);
   return {std::move(shape), std::move(frequencies), request};

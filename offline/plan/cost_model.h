@@ -10,15 +10,17 @@
 //            max((1 - share) * rows / (cpu * sparse), share * rows / (pcie * link))
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
-//   With look-ahead, the GPU evaluates the next layer's predictor before its rows; the CPU fetches foreseen_share of its
-//   rows while the GPU attends and predicts, as far as that time goes, and then needs only 1 / fetched_speedup of the
-//   time for them.
-//   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
+//   With look-ahead, the GPU evaluates the next layer's predictor before its rows; the CPU fetches foreseen_share of
+//   its rows while the GPU attends and predicts, as far as that time goes, and then needs only 1 / fetched_speedup of
+//   the time for them. head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu *
+//   dense)
 // A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
+
+#include "core/dtype.h"
 
 namespace hearth::offline {
 
@@ -39,9 +41,10 @@ struct CostModel {
   std::optional<double> link_share;
 
   // Whether plans may look ahead (engine::LayerPlacement::look_ahead); the share of the CPU's rows that this foresees
-  // (92 % of a synthetic 7B's), and how much faster fetched rows are used than others are read.
+  // (92 % of a synthetic 7B's), and how much faster fetched rows are used than others are read (f16, from runs of a 7B
+  // at 7.75 GiB, 1.4, and a 13B, 1.8).
   bool look_ahead = true;
-  double foreseen_share = 0.9, fetched_speedup = 3;
+  double foreseen_share = 0.9, fetched_speedup = 1.5;
 
   // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only
   // shave a little off the GPU's.
@@ -75,11 +78,14 @@ struct CostModel {
     return std::max(kFewest, static_cast<int64_t>(std::ceil(std::min(tokens, 1e9))));
   }
 
-  // Four-bit weights are bound by arithmetic and latencies more than by bytes: efficiencies of kernels for them, from
-  // 7B runs at 2.5 to 3.3 GiB (H200, 16 Xeon cores).
-  void set_four_bit() {
+  // Quantised weights are bound by arithmetic and latencies more than by bytes, so that it brings little to have them
+  // in a cache: figures of kernels for them, from 7B runs at 2.5 to 4.7 GiB (H200, 16 Xeon cores).
+  void set_weights(DType type) {
+    if (type == DType::q8_0) fetched_speedup = 1.1;
+    if (type != DType::q4_0) return;
     gpu_dense_efficiency = 0.62, gpu_sparse_efficiency = 0.4;
     cpu_dense_efficiency = 0.4, cpu_sparse_efficiency = 0.28;
+    fetched_speedup = 1;
   }
 
   double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
