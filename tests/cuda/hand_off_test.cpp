@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "twin_mailbox.h"
@@ -119,6 +120,7 @@ TEST_F(GpuHandOffTest, Hints) {
           const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
           const auto marks = MailboxMarks::of(n + n_cold, n, static_cast<int32_t>(n + n_linked));
           std::vector<std::vector<int32_t>> hinted;
+          std::atomic<int> n_taken = 0;
           std::thread cpu([&] {
             std::fill_n(mailbox->answer_buffer(), n_embd, 0.0f);
             for (int i = 0; i < 4; ++i) {
@@ -127,9 +129,13 @@ TEST_F(GpuHandOffTest, Hints) {
               if (i == 3) break;
               const auto ids = mailbox->wait_hints(marks);
               hinted.emplace_back(ids.begin(), ids.end());
+              ++n_taken;
             }
           });
           for (int i = 0; i < 4; ++i) {
+            // The next hand-off may overtake hints that the CPU has not taken in time; here it must not.
+            if (i > 0) device(s).synchronize();
+            while (n_taken < std::min(i, 2)) std::this_thread::yield();
             device(s).post(*mailbox, l.x.on(s), n_embd);
             if (i < 2) device(s).hint(p.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
             device(s).collect(*mailbox, l.x.on(s), n_embd);
