@@ -1,7 +1,7 @@
 #pragma once
-// The SIMD device. Each operation is split into pieces whose borders depend on the shapes alone; the team takes the
-// pieces in any order, and every number is computed by one thread in a fixed order. Hence one result for any number of
-// threads.
+// The SIMD device. Each operation is split into pieces, which the team takes in any order. Where their borders follow
+// the threads' number or speeds, results do not depend on them; every number is computed by one thread, or as sums over
+// pieces that depend on the shapes alone, in a fixed order. Hence one result for any number of threads.
 #include <chrono>
 #include <cmath>
 #include <vector>
@@ -108,12 +108,12 @@ class CpuDevice final : public HostDevice {
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
-  // Puts the finds of all pieces together that have a value (that may be zero where an up is: dReLU), to the fronts of
-  // c.ids and c.values, say, in place of the slots.
+  // Copies the finds of all pieces one behind the other to ids and values, which may be c.ids and c.values themselves;
+  // not those whose value is zero because up is (dReLU).
   struct Found {
     const int32_t* ids = nullptr;
     const float* values = nullptr;
-    int64_t n = 0, n_active = 0;  // with values; all
+    int64_t n = 0, n_active = 0;  // copied; all
   };
   static Found join_pieces(const Candidates& c, int32_t* ids, float* values);
   // Copies the finds' ids, if wanted. Not after join_pieces() in place.

@@ -1,7 +1,7 @@
 // The gate-first sparse feed-forward network of one token, in one dispatch of the team: the neurons (rows of gate and
 // up), then the down projection by parts of its columns, of a long list in a few partial sums of neurons, then those
-// sums. What is summed in which order depends on the list of active neurons alone, so the rest is cut as the number of
-// threads suggests.
+// sums. What is summed in which order depends on the list of active neurons alone, so the rest is cut as the threads'
+// number and speeds suggest.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
