@@ -101,8 +101,8 @@ class CpuDevice final : public HostDevice {
   int64_t most_pieces(int64_t n) const;
   // With `begins`, a piece for every thread.
   Candidates candidates(int64_t first, int64_t n, const int32_t* listed, const int64_t* begins = nullptr) const;
-  // Where the pieces of a list begin that has one for every thread: short ones, and those whose rows fetch() brought
-  // near the threads, unless it brought too different ones. Null for others.
+  // Where the pieces begin of n neurons, `listed` or the first, that are dealt one piece to every thread: few, or those
+  // whose rows fetch() brought near the threads, unless it brought too different ones. Null for others.
   const int64_t* deal(const FfnShard& shard, int64_t n, const int32_t* listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
@@ -184,6 +184,7 @@ class CpuDevice final : public HostDevice {
   static int64_t part_begin(std::span<const double> ends, int64_t n, int64_t thread) {
     return thread == 0 ? 0 : std::llround(ends[static_cast<size_t>(thread - 1)] * static_cast<double>(n));
   }
+  // While a list is awaited, where somebody says that it is (fetch_input()), or else when the next one is dealt.
   void learn_parts();
   // Of what shard fetch() was called last, and with which id each thread's part began.
   const void* fetched_ = nullptr;

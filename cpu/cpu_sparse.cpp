@@ -67,6 +67,7 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
   const int64_t n = *ids++;
   float* values = c.values + c.slot(piece);
   float* up = thread_scratch(thread);
+  HEARTH_CHECK(n <= static_cast<int64_t>(thread_floats_), "{} neurons in a piece", n);
   k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, n}, nullptr, s.up.cols,
                                 is_quantized(s.up.type) ? in.q8 : in.x, 0, 1, up, 0);
   for (int64_t i = 0; i < n; ++i) {
@@ -147,9 +148,10 @@ const int64_t* CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* list
   for (int64_t t = 1; fits && t <= threads; ++t) {
     const auto i = static_cast<size_t>(t);
     if (t < threads) begins_[i] = std::lower_bound(listed, listed + n, fetched_ids_[i]) - listed;
-    // Not where one thread would have much more than its part: then rows of another core's cache cost less.
+    // Not where one thread would have much more than its part: then rows of another core's cache cost less. Nor more
+    // than its scratch holds.
     const int64_t part = part_begin(ends_, n, t) - part_begin(ends_, n, t - 1);
-    fits = begins_[i] - begins_[i - 1] <= part * 5 / 4 + 1;
+    fits = begins_[i] - begins_[i - 1] <= std::min(part * 5 / 4 + 1, static_cast<int64_t>(thread_floats_));
   }
   if (!fits && n > kDealtRows * threads) return nullptr;
   for (int64_t t = 0; !fits && t < threads; ++t) begins_[static_cast<size_t>(t)] = part_begin(ends_, n, t);
@@ -173,6 +175,7 @@ void CpuDevice::learn_parts() {
   if (!std::exchange(timed_, false)) return;
   Time total{0};
   for (const Pace& pace : paces_) total += pace.busy;
+  if (total.count() == 0) return;  // the clock is too coarse to tell
   const Time mean = total / static_cast<double>(paces_.size());
   double begin = 0, sum = 0;
   for (size_t t = 0; t < paces_.size(); ++t) {
@@ -213,12 +216,13 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   // Of short lists, every thread puts the finds together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
   timed_ = c.begins != nullptr && c.n >= kLearntRows * threads;
+  const auto now = [&] { return timed_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{}; };
   Found all;
   const auto find = [&](int64_t piece, int64_t, int thread) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = now();
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
-    if (timed_) paces_[static_cast<size_t>(piece)].busy = std::chrono::steady_clock::now() - start;
+    if (timed_) paces_[static_cast<size_t>(piece)].busy = now() - start;
   };
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
   const bool knows_down = c.listed != nullptr && lanes(c.n) == 1;
@@ -234,7 +238,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     const Found found = direct ? join_pieces(c, reinterpret_cast<int32_t*>(own), own + c.n) : all;
     if (direct && share == 0) all = found;
     const int64_t n_lanes = lanes(found.n);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = now();
     const int64_t begin = shares.begin(n_lanes, share), end = shares.begin(n_lanes, share + 1);
     if (n_lanes > 1) {
       std::memset(sums + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
@@ -243,7 +247,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
       if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
       add_down(s, found, 1, begin, end, y);
     }
-    if (timed_) paces_[static_cast<size_t>(share)].busy += std::chrono::steady_clock::now() - start;
+    if (timed_) paces_[static_cast<size_t>(share)].busy += now() - start;
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);

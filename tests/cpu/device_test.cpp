@@ -364,6 +364,38 @@ TEST(Device, FetchedRowsAndLearntPartsGiveTheSameBits) {
   }
 }
 
+// A list that was fetched is dealt one piece to a thread, however long it is; but not a longer one than scratch holds.
+TEST(Device, AFetchedListMayBeLongerThanScratch) {
+  ThreadTeam team(1);
+  const auto device = cpu::make_device(team);
+  const int64_t n = 40'000, n_embd = 32;
+  const Weights gate = random_weights(1, DType::f16, n, n_embd), up = random_weights(2, DType::f16, n, n_embd),
+                down = random_weights(3, DType::f16, n, n_embd);
+  FfnShard s;
+  s.act = Activation::relu;
+  s.gate = device->adopt(gate.matrix()), s.up = device->adopt(up.matrix()), s.down_t = device->adopt(down.matrix());
+  const std::vector<float> bias(static_cast<size_t>(n), 1e3f);  // all active
+  s.gate_bias = {bias.data(), n};
+  Limits limits = limits_for(1, n, n_embd);
+  limits.n_ff = n;
+  device->reserve(limits);
+  Bound b(*device);
+  const Act in = b.activations(random_activations(4, static_cast<size_t>(n_embd)), 1, n_embd);
+  std::vector<int32_t> all(static_cast<size_t>(n));
+  std::iota(all.begin(), all.end(), 0);
+  const auto count = static_cast<int32_t>(n);
+  const auto sum_of = [&](bool fetched) {
+    const HostMailbox nothing_comes(1, 1);
+    if (fetched) device->fetch(s, all, nothing_comes);
+    std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
+    SparseArgs sparse;
+    sparse.predicted = all.data(), sparse.n_predicted = &count;
+    device->ffn_sparse(s, sparse, in, {}, y.data());
+    return y;
+  };
+  EXPECT_EQ(sum_of(true), sum_of(false));
+}
+
 TEST(Device, BatchEqualsTokenByToken) {
   ThreadTeam team(2);
   for (const cpu::Isa isa : cpu::available_isas()) {
