@@ -90,11 +90,12 @@ std::string named_neurons(const Planner& planner) {
 }
 
 std::string why_neurons(const Planner& planner, const Plan& plan) {
-  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0, foreseen = 0;
+  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0, foreseen = 0, all_linked = 0;
   for (const LayerReport& l : plan.layers) {
     hot += l.choice.hot, gates += l.choice.gates, neurons += l.n_ff;
     predicted += l.choice.selection == Selection::predictor ? 1 : 0;
     foreseen += l.choice.look_ahead ? 1 : 0;
+    all_linked += l.ffn.link > 0 && l.ffn.cpu_sparse <= 0 ? 1 : 0;
   }
   const auto share = [&](int64_t k) { return 100.0 * static_cast<double>(k) / static_cast<double>(neurons); };
   std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
@@ -112,6 +113,10 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
         "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, "
         "while the CPU reads the rest",
         100 * plan.link_share);
+    if (all_linked > 0) {
+      out += fmt::format("; in {} layers all of it, since asking the CPU and waiting for its answer would take longer",
+                         all_linked);
+    }
   }
   if (predicted > 0) {
     out +=

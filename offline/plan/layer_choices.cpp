@@ -110,25 +110,33 @@ double LayerCosts::predictor_seconds() const {
   return cost_.gpu_predictor(static_cast<double>(shape_.predictor_bytes));
 }
 
-double LayerCosts::late(const LayerChoice& c, double cpu_seconds) const {
-  const double fetched = std::min(cost_.foreseen_share * cpu_seconds, attention_seconds(c) + predictor_seconds());
-  return cpu_seconds - fetched + fetched / cost_.fetched_speedup;
+double LayerCosts::cpu_seconds(const LayerChoice& c, double bytes) const {
+  if (bytes <= 0) return 0;
+  const double read = cost_.cpu_sparse(bytes);
+  const double before = c.look_ahead ? attention_seconds(c) + predictor_seconds() : 0;
+  const double fetched = std::min(cost_.foreseen_share * read, before);
+  return cost_.handoff_seconds + read - fetched + fetched / cost_.fetched_speedup;
+}
+
+double LayerCosts::linked_seconds(const LayerChoice& c, double bytes, bool cpu_rests) const {
+  if (bytes <= 0) return 0;
+  return (c.look_ahead ? predictor_seconds() : 0) + cost_.linked(bytes, cpu_rests);
 }
 
 double LayerCosts::link_share(const LayerChoice& c) const {
   const bool divided = c.hot > 0 && c.hot < shape_.n_ff;
   const bool predicts = c.selection == Selection::predictor && c.predictor == Where::gpu;
   if (!divided || !predicts) return 0;
-  if (!c.look_ahead || cost_.link_share) return cost_.balanced_link_share();
+  if (cost_.link_share) return *cost_.link_share;
   // Where both sides take equally long: the more is linked, the longer that takes and the shorter the rest.
   const double bytes = cold_bytes(c);
-  double least = 0, most = cost_.balanced_link_share();
-  for (int i = 0; i < 12; ++i) {
+  double least = 0, most = 1;
+  for (int i = 0; i < 16; ++i) {
     const double share = (least + most) / 2;
-    const double link = predictor_seconds() + cost_.linked(share * bytes);
-    (link < late(c, cost_.cpu_sparse((1 - share) * bytes)) ? least : most) = share;
+    (linked_seconds(c, share * bytes, false) < cpu_seconds(c, (1 - share) * bytes) ? least : most) = share;
   }
-  return least;
+  const bool rests = linked_seconds(c, bytes, true) <= cpu_seconds(c, (1 - least) * bytes);
+  return rests ? 1 : least;
 }
 
 std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {
@@ -148,12 +156,11 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const Traffic t = ffn_traffic(c);
   const double gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
-  if (c.selection == Selection::predictor) {
-    const double predictor = c.predictor == Where::gpu ? predictor_seconds() : cpu_dense;
-    const double linked = cost_.linked(t.link);
-    if (!c.look_ahead) return {predictor, gpu_sparse, std::max(cpu_sparse, linked)};
-    return {predictor, predictor + gpu_sparse, std::max(late(c, cpu_sparse), predictor + linked)};
+  if (c.selection == Selection::predictor && c.predictor == Where::gpu) {
+    const double predictor = predictor_seconds(), hot = gpu_sparse + (c.look_ahead ? predictor : 0);
+    return {predictor, hot, std::max(cpu_seconds(c, t.cpu_sparse), linked_seconds(c, t.link, t.cpu_sparse <= 0))};
   }
+  if (c.selection == Selection::predictor) return {cpu_dense, gpu_sparse, cpu_sparse};
   const double gpu_dense = cost_.gpu_dense(t.gpu_dense);
   const bool cold_gates_on_gpu = c.gates > c.hot;
   return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
@@ -172,7 +179,8 @@ double LayerCosts::seconds(const LayerChoice& c) const {
   if (gpu_ffn) {
     sum += (cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0)) * cost_.kernel_seconds;
   }
-  const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold ? 1 : 0);
+  const bool in_ffn_time = c.selection == Selection::predictor && c.predictor == Where::gpu;
+  const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold && !in_ffn_time ? 1 : 0);
   sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
   const FfnTime ffn = ffn_time(c);
   return sum + ffn.before + cost_.overlapped(ffn.hot, ffn.cold);

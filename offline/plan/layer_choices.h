@@ -80,9 +80,11 @@ class LayerCosts {
   double attention_seconds(const LayerChoice& choice) const;
   double predictor_seconds() const;                    // on the GPU
   double cold_bytes(const LayerChoice& choice) const;  // gathered rows that the CPU or the link has to read
-  // Of the CPU's time for its rows, what is left when those that were foreseen have been fetched.
-  double late(const LayerChoice& choice, double cpu_seconds) const;
-  double link_share(const LayerChoice& choice) const;  // of the cold neurons
+  // With a predictor on the GPU, when the CPU's answer is there if these are its rows, and when the GPU has read these
+  // itself; from the moment on when both know their neurons. No time for no bytes.
+  double cpu_seconds(const LayerChoice& choice, double bytes) const;
+  double linked_seconds(const LayerChoice& choice, double bytes, bool cpu_rests) const;
+  double link_share(const LayerChoice& choice) const;  // of the cold neurons; 1: the CPU rests
   void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
   int32_t balanced_gates(const LayerChoice& choice) const;
   std::vector<int32_t> row_counts() const;

@@ -118,6 +118,12 @@ bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T) {
   return split.has_cold && !split.whole_on_host() && f.stream != nullptr && f.stream->streams(layer, T);
 }
 
+bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T) {
+  const LayerSplit& split = f.split[static_cast<size_t>(layer)];
+  const bool rests = split.rests && f.sparse && T == 1;
+  return split.has_cold && !rests && !streams_cold(f, layer, T);
+}
+
 void forward_embedding(const ForwardArgs& f, int64_t T) {
   f.device.embed(f.weights.tok_embd, f.act.ids, f.weights.pos_embd, f.act.pos, f.config.position_offset, T, f.act.x);
 }
@@ -156,8 +162,7 @@ class FfnPart {
   // Whether the neurons that the device finds for the CPU are part of the hand-off.
   bool predicts() const { return sparse_ && split_.selection == Selection::predictor && split_.predictor_on_main; }
   bool finds_gates() const { return sparse_ && split_.n_lone_gates > 0; }
-  // The CPU has a part in this FFN.
-  bool asks() const { return split_.has_cold && !streams_; }
+  bool asks() const { return asks_cpu(f_, layer_, T_); }
   bool reads_input() const {
     return split_.has_hot || streams_ || predicts() || finds_gates() || (T_ == 1 && next_looks_back(f_, layer_, true));
   }

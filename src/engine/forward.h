@@ -28,6 +28,7 @@ struct LayerSplit {
   // one token; or none.
   FfnShard linked;
   int64_t n_first = 0;  // neurons of the main device; all others are the CPU's, or linked
+  bool rests = false;   // all others are linked: for one token, the CPU has no part in the FFN
   // While the layer before is computed, the main device tells the CPU which neurons this one's hand-off of one token
   // will probably bring: its predictor evaluated on that layer's input.
   bool hinted = false;
@@ -90,6 +91,8 @@ bool next_looks_back(const ForwardArgs& f, int64_t layer, bool on_main);
 bool hints_next(const ForwardArgs& f, int64_t layer);
 // Whether the CPU's neurons of a layer visit the main device for this batch, so that the CPU has no part in its FFN.
 bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
+// Whether the CPU has a part in a layer's FFN, of this batch.
+bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the
 // others, in the hand-off. x: the residual stream before the FFN's norm.
 void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off);

@@ -108,7 +108,7 @@ void HostHalf::fetch_hinted(int64_t layer) {
 
 void HostHalf::serve_layer(int64_t layer, int64_t T) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
-  const bool has_cold = split.has_cold && !streams_cold(f_, layer, T);
+  const bool has_cold = asks_cpu(f_, layer, T);
   const size_t bytes = static_cast<size_t>(T * config_.n_embd) * sizeof(float);
   float* const answer = mailbox_.answer_buffer();
   if (!config_.parallel_block && split.attention_on_host) {

@@ -120,7 +120,7 @@ bool can_hint(const LayerSplit& before, const LayerSplit& split) {
   const auto predicts_for_cpu = [](const LayerSplit& s) {
     return s.has_cold && s.selection == Selection::predictor && s.predictor_on_main;
   };
-  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.attention_on_host;
+  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.rests && !split.attention_on_host;
 }
 
 // Divides one layer after the other.
@@ -187,6 +187,7 @@ class Splitter {
     const std::vector<int32_t> cold = placement_.cpu_rows(layer, from.ffn.n());
     adopt_ffn(host_, from, arena.shard(from.ffn, cold, cold), to_host);
     link(static_cast<int64_t>(place.gpu_linked.size()), to_host.ffn, split, out.arena);
+    split.rests = split.has_hot && split.linked.n() == to_host.ffn.n();
     if (split.has_hot || split.n_lone_gates > 0) {
       std::vector<int32_t> gates = place.gpu_bucket;
       gates.insert(gates.end(), place.gpu_gates.begin(), place.gpu_gates.end());

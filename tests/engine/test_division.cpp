@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -209,6 +210,38 @@ class WatchedHost : public ForwardingDevice {
   std::vector<int32_t> fetched_;
   std::vector<Layer> layers_;
 };
+
+// Nobody asks the CPU for a token's neurons where the main device reads all of them itself over the link.
+TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
+  const test::TempDir dir;
+  ThreadTeam team(2);
+  offline::SynthOptions synth;
+  synth.shape = offline::find_synth_shape("tiny");
+  synth.predictor_rank = 64;
+  offline::write_synthetic(dir / "m.gguf", synth, team);
+  auto whole_model = model::Model::load(dir / "m.gguf"), model = model::Model::load(dir / "m.gguf");
+  std::mt19937 rng(5);
+  for (const double linked : {1.0, 0.5}) {
+    const Placement placement =
+        placement_of({"linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, linked}, model, true, rng);
+    const auto main = cpu::make_reference_device(), cpu = cpu::make_device(team);
+    WatchedHost host(*cpu);
+    Engine engine(model, *main, {.sparsity = Sparsity::predict}, {host, placement, team});
+    const auto whole_device = cpu::make_device(team);
+    Engine whole(whole_model, *whole_device, {.sparsity = Sparsity::predict});
+    const std::vector<int32_t> prompt = {1, 2, 3};
+    engine.eval(prompt), whole.eval(prompt);
+    EXPECT_TRUE(host.layers().empty());
+    for (int32_t id = 1; id <= 5; ++id) {
+      const auto got = engine.eval({&id, 1}), expected = whole.eval({&id, 1});
+      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-2) << "token " << id;
+    }
+    EXPECT_EQ(host.layers().empty(), linked == 1.0);
+    const engine::DensityStats counted = engine.density();
+    EXPECT_EQ(std::accumulate(counted.active_on_host.begin(), counted.active_on_host.end(), 0.0) == 0.0, linked == 1.0);
+    EXPECT_GT(std::accumulate(counted.active_linked.begin(), counted.active_linked.end(), 0.0), 0.0);
+  }
+}
 
 // What the CPU fetches before a layer's hand-off: exactly the neurons that this brings where the predictor reads the
 // layer before anyway; of a synthetic model, whose residual stream changes slowly, most of them where it reads its own

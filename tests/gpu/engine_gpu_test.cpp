@@ -127,9 +127,10 @@ TEST_P(GpuEngine, DividedWithTheCpuIsWithinTheRoundings) {
   std::mt19937 rng(11);
   struct Way {
     double hot;
-    bool predicts = false;  // which neurons are active, and some of the CPU's are read over the link
+    bool predicts = false;  // which neurons are active
+    double linked = 1.0;    // neurons from here on are read over the link
   };
-  for (const Way& way : {Way{0.0}, Way{0.4}, Way{1.0}, Way{0.4, true}}) {
+  for (const Way& way : {Way{0.0}, Way{0.4}, Way{1.0}, Way{0.4, true, 0.7}, Way{0.4, true, 0.4}}) {
     for (const bool graph : {true, false}) {
       auto divided = model::Model::load(path_);
       if (divided.prepare_sparse()) return;  // a quantised file with a standard down projection cannot be divided
@@ -143,7 +144,7 @@ TEST_P(GpuEngine, DividedWithTheCpuIsWithinTheRoundings) {
         for (int32_t id = 0; id < config.n_ff; ++id) {
           const double at = std::uniform_real_distribution<>(0, 1)(rng);
           if (at < way.hot) layer.gpu_bucket.push_back(id);
-          if (way.predicts && at > 0.7) layer.gpu_linked.push_back(id);
+          if (way.predicts && at >= way.linked) layer.gpu_linked.push_back(id);
         }
         if (way.predicts) layer.selection = engine::Selection::predictor, layer.predictor = engine::Where::gpu;
       }

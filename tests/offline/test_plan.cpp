@@ -215,9 +215,11 @@ TEST(Plan, LooksAheadWhereThatPays) {
       const double predictor = c.gpu_predictor(31e6);
       const double cpu = c.cpu_sparse(layer.ffn.cpu_sparse);
       const double fetched = std::min(c.foreseen_share * cpu, attention + predictor);
-      const double cold = std::max(cpu - fetched + fetched / c.fetched_speedup, predictor + c.linked(layer.ffn.link));
+      ASSERT_GT(cpu, 0) << "for nothing";
+      const double cold = std::max(c.handoff_seconds + cpu - fetched + fetched / c.fetched_speedup,
+                                   predictor + c.linked(layer.ffn.link, false));
       EXPECT_NEAR(layer.seconds,
-                  attention + predictor + c.ffn_kernels * c.kernel_seconds + c.handoff_seconds +
+                  attention + predictor + c.ffn_kernels * c.kernel_seconds +
                       c.overlapped(predictor + c.gpu_sparse(layer.ffn.gpu_sparse), cold),
                   1e-9 * layer.seconds);
       EXPECT_DOUBLE_EQ(layer.ffn.gpu_dense, 2 * 31e6) << "read twice";
@@ -242,8 +244,10 @@ TEST(Plan, LinkedNeuronsBalanceTheCold) {
   EXPECT_LT(automatic.seconds, without.seconds);
   EXPECT_LE(automatic.seconds, given.seconds);
   EXPECT_EQ(without.traffic.link, 0);
-  EXPECT_NEAR(r.cost.linked(automatic.traffic.link), r.cost.cpu_sparse(automatic.traffic.cpu_sparse),
-              1e-6 * r.cost.linked(automatic.traffic.link));
+  for (const LayerReport& l : automatic.layers) {
+    const double link = r.cost.linked(l.ffn.link, false);
+    EXPECT_NEAR(link, r.cost.handoff_seconds + r.cost.cpu_sparse(l.ffn.cpu_sparse), 1e-4 * link);
+  }
   EXPECT_NEAR(given.traffic.link, 0.3 * (given.traffic.link + given.traffic.cpu_sparse), 1e-6 * given.traffic.link);
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     const engine::LayerPlacement& p = given.placement.layers[l];
@@ -283,6 +287,46 @@ TEST(Plan, LinkedNeuronsBalanceTheCold) {
   r.host_memory = 0;
   r.cost.link_share = 1.5;
   EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("expected 0 to 1"), std::string::npos);
+}
+
+// Where little is cold, the GPU reads all of it sooner over the link than the CPU hands its sum over: no neuron is the
+// CPU's then. With a slow link, or an exchange that takes no time, the CPU keeps its part.
+TEST(Plan, TheCpuRestsWhereTheLinkIsSooner) {
+  ModelShape shape = test::llama_7b();
+  for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000;
+  const Frequencies f = typical_frequencies(shape, 0.11);
+  PlanRequest r = request(SparsityRule::predict);
+  const uint64_t budget = Planner(shape, f, r).largest_useful_budget() * 199 / 200;
+  const auto linked_share = [&](const Plan& plan, size_t l) {
+    const engine::LayerPlacement& p = plan.placement.layers[l];
+    const auto cold = static_cast<double>(shape.layers[l].n_ff) - static_cast<double>(p.gpu_bucket.size());
+    return cold > 0 ? static_cast<double>(p.gpu_linked.size()) / cold : 1;
+  };
+  const Plan plan = Planner(shape, f, r).plan(budget);
+  EXPECT_LT(plan.hit_rate, 1);
+  EXPECT_EQ(plan.traffic.cpu_sparse, 0);
+  EXPECT_DOUBLE_EQ(plan.link_share, 1);
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    const LayerReport& layer = plan.layers[l];
+    EXPECT_DOUBLE_EQ(linked_share(plan, l), 1) << "layer " << l;
+    if (layer.choice.hot == layer.n_ff) continue;
+    const CostModel& c = r.cost;
+    EXPECT_LT(c.linked(layer.ffn.link, true), c.handoff_seconds);
+    EXPECT_NEAR(layer.seconds,
+                c.gpu_dense(layer.attention.gpu_dense) + c.gpu_predictor(31e6) +
+                    (c.attention_kernels + c.ffn_kernels) * c.kernel_seconds +
+                    c.overlapped(c.gpu_sparse(layer.ffn.gpu_sparse), c.linked(layer.ffn.link, true)),
+                1e-9 * layer.seconds);
+  }
+  const uint64_t smaller = budget * 19 / 20;  // which takes more than the embedding
+  r.cost.pcie_bandwidth /= 50;
+  const Plan slow_link = Planner(shape, f, r).plan(smaller);
+  r = request(SparsityRule::predict), r.cost.handoff_seconds = 0;
+  const Plan quick_cpu = Planner(shape, f, r).plan(smaller);
+  for (const Plan* p : {&slow_link, &quick_cpu}) {
+    EXPECT_GT(p->traffic.cpu_sparse, 0);
+    EXPECT_LT(p->link_share, 1);
+  }
 }
 
 TEST(Plan, ErrorsSayWhatWouldWork) {
