@@ -107,7 +107,7 @@ HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead,
 
 // One row times one token, with four accumulators: the additions need not wait for each other. Prefetches as many bytes
 // at `ahead`.
-template <Elements W>
+template <Elements W, bool kNear>
 HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
   using Element = typename W::Element;
   constexpr int kStep = 4 * kW;
@@ -116,7 +116,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   F acc[4] = {zero(), zero(), zero(), zero()};
   int64_t c = 0;
   for (; c + kStep <= cols; c += kStep) {
-    prefetch(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
+    prefetch<kNear>(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) acc[i] = fma(W::get(w + c + i * kW), load(xf + c + i * kW), acc[i]);
   }
@@ -128,7 +128,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
 }
 
-template <Blocks W>
+template <Blocks W, bool kNear>
 HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
   const Q8Row xq = q8_row(x, cols);
   F8 acc[4] = {zero8(), zero8(), zero8(), zero8()};
@@ -138,7 +138,7 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
   };
   int64_t b = 0;
   for (; b + 4 <= blocks; b += 4) {
-    prefetch(ahead, b * W::kBytes, 4 * W::kBytes);
+    prefetch<kNear>(ahead, b * W::kBytes, 4 * W::kBytes);
     float scales[4];  // through memory: loads broadcast for free
     scales4(row + b * W::kBytes, W::kBytes, xq.d + b, scales);
 #pragma GCC unroll 4
@@ -149,13 +149,13 @@ HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const
 }
 
 // One token. One row after the other: two or four side by side are hardly faster when they are asked for in time.
-template <typename W>
+template <typename W, bool kNear>
 HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_t cols, const void* x, float* y) {
   const Ahead later{rows, then};
   const auto row_bytes = static_cast<int64_t>(rows.row_bytes);
   const int64_t distance = pieces_ahead(row_bytes);
   for (int64_t r = 0; rows.ids != nullptr && r < (rows.n < distance ? rows.n : distance); ++r) {
-    prefetch(row_address(rows, r), 0, row_bytes);  // the first of a list are nobody's next
+    prefetch<kNear>(row_address(rows, r), 0, row_bytes);  // the first of a list are nobody's next
   }
   for (int64_t r = 0; r < rows.n; ++r) {
     const uint8_t* row = row_address(rows, r);
@@ -166,14 +166,15 @@ HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_
       const int64_t rest = (rows.n - 1 - r) * row_bytes;
       ahead = row + (rest < kAheadBytes ? rest : kAheadBytes);
     }
-    y[r] = dot_row<W>(row, cols, x, ahead != nullptr ? ahead : row);
+    y[r] = dot_row<W, kNear>(row, cols, x, ahead != nullptr ? ahead : row);
   }
 }
 
 template <typename W>
 void dot_rows(RowsView rows, const RowsView* then, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
               int64_t y_stride) {
-  if (T == 1) return dot_rows_one<W>(rows, then, cols, x, y);
+  if (T == 1 && rows.near) return dot_rows_one<W, true>(rows, then, cols, x, y);
+  if (T == 1) return dot_rows_one<W, false>(rows, then, cols, x, y);
   const auto* xb = static_cast<const uint8_t*>(x);
   const Ahead later{rows, then};
   const uint8_t *w[kRowsSmallT], *ahead[kRowsSmallT];

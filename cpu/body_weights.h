@@ -76,8 +76,11 @@ struct Ahead {
 HEARTH_SIMD int64_t pieces_ahead(int64_t bytes) {
   return 1 + (kAheadBytes - 1) / bytes;
 }
-// Bytes [at, at + bytes) of a row, into the second-level cache.
+// Bytes [at, at + bytes) of a row, into the second-level cache; with kNear, from there (mostly) into the first. One
+// core reads rows that are near a sixth faster with the latter, 14 read rows in memory a tenth faster with the former
+// (Sapphire Rapids).
+template <bool kNear = false>
 HEARTH_SIMD void prefetch(const uint8_t* row, int64_t at, int64_t bytes) {
 #pragma GCC unroll 4
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + at + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + at + i, 0, kNear ? 3 : 2);
 }

@@ -14,11 +14,19 @@ namespace hearth::cpu {
 
 WeightType weight_type(DType type);
 
-// Asks for `bytes` from `begin` on to come to the second-level cache.
-inline void prefetch(const std::byte* begin, size_t bytes) {
-  constexpr size_t kLine = 64;
-  const size_t skew = reinterpret_cast<uintptr_t>(begin) % kLine;
-  for (size_t i = 0; i < skew + bytes; i += kLine) __builtin_prefetch(begin - skew + i, 0, 2);
+// Asks for `bytes` from `begin` on to come to a cache of this core.
+enum class For {
+  later,  // the second-level cache
+  soon,   // the first
+  writing,
+};
+template <For use = For::later>
+inline void prefetch(const void* begin, size_t bytes) {
+  constexpr uintptr_t kLine = 64;
+  const auto first = reinterpret_cast<uintptr_t>(begin);
+  for (uintptr_t at = first / kLine * kLine; at < first + bytes; at += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at), use == For::writing ? 1 : 0, use == For::later ? 2 : 3);
+  }
 }
 
 class CpuDevice final : public HostDevice {
@@ -40,7 +48,7 @@ class CpuDevice final : public HostDevice {
   void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
-  void fetch_input(const FfnShard& shard, Act in) override;
+  void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
   void argmax(const float* logits, int64_t n, int32_t* id) override;
 
  private:
@@ -88,6 +96,7 @@ class CpuDevice final : public HostDevice {
     int64_t first = 0, n = 0, n_pieces = 0;
     const int32_t* listed = nullptr;
     const int64_t* begins = nullptr;  // [n_pieces + 1], or null: pieces of equal length
+    bool near = false;                // fetch() brought most of a piece's rows near the thread that takes it
     // By slots: pieces are written by different threads, who should not fight over lines. A piece's slot in ids has its
     // number of finds, then the finds; in values act(gate) of the finds, then their activations.
     int32_t* ids = nullptr;
@@ -99,11 +108,15 @@ class CpuDevice final : public HostDevice {
     int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
   };
   int64_t most_pieces(int64_t n) const;
-  // With `begins`, a piece for every thread.
-  Candidates candidates(int64_t first, int64_t n, const int32_t* listed, const int64_t* begins = nullptr) const;
-  // Where the pieces begin of n neurons, `listed` or the first, that are dealt one piece to every thread: few, or those
-  // whose rows fetch() brought near the threads, unless it brought too different ones. Null for others.
-  const int64_t* deal(const FfnShard& shard, int64_t n, const int32_t* listed);
+  // Where pieces begin that are dealt one to every thread; null: dealt otherwise.
+  struct Dealt {
+    const int64_t* begins = nullptr;
+    bool near = false;  // Candidates::near
+  };
+  Candidates candidates(int64_t first, int64_t n, const int32_t* listed, Dealt dealt) const;
+  // Of n neurons, `listed` or the first: few, or those whose rows fetch() brought near the threads, unless it brought
+  // too different ones.
+  Dealt deal(const FfnShard& shard, int64_t n, const int32_t* listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
@@ -114,6 +127,7 @@ class CpuDevice final : public HostDevice {
     const int32_t* ids = nullptr;
     const float* values = nullptr;
     int64_t n = 0, n_active = 0;  // copied; all
+    bool near = false;            // Candidates::near
   };
   static Found join_pieces(const Candidates& c, int32_t* ids, float* values);
   // Copies the finds' ids, if wanted. Not after join_pieces() in place.
@@ -178,6 +192,7 @@ class CpuDevice final : public HostDevice {
   std::vector<double> ends_;
   struct alignas(128) Pace {
     std::chrono::nanoseconds busy{0};
+    int64_t n_fetched = 0;  // pieces of rows that fetch_part() brought
   };
   std::vector<Pace> paces_;
   bool timed_ = false;  // there is something to learn
@@ -186,9 +201,11 @@ class CpuDevice final : public HostDevice {
   }
   // While a list is awaited, where somebody says that it is (fetch_input()), or else when the next one is dealt.
   void learn_parts();
-  // Of what shard fetch() was called last, and with which id each thread's part began.
+  // Of what shard fetch() was called last, for which neurons, and with which id each thread's part began.
   const void* fetched_ = nullptr;
-  std::vector<int32_t> fetched_ids_;
+  std::vector<int32_t> foreseen_, fetched_ids_;
+  // Brings a thread's part of their rows, from where it last stopped, until `stop`.
+  void fetch_part(const FfnShard& shard, int64_t thread, FunctionRef<bool()> stop);
   std::vector<int64_t> begins_;
 };
 

@@ -12,11 +12,10 @@
 
 namespace hearth::cpu {
 
-CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed,
-                                            const int64_t* begins) const {
+CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed, Dealt dealt) const {
   const int64_t threads = team_.size();
-  Candidates c{.first = first, .n = n, .listed = listed, .begins = begins};
-  c.n_pieces = begins != nullptr ? threads : n < threads ? n : most_pieces(n);
+  Candidates c{.first = first, .n = n, .listed = listed, .begins = dealt.begins, .near = dealt.near};
+  c.n_pieces = dealt.begins != nullptr ? threads : n < threads ? n : most_pieces(n);
   const int64_t slots = Candidates::slots(n, c.n_pieces);
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, slots));
   c.values = scratch(values_, slots);
@@ -42,7 +41,7 @@ void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in
     return;
   }
   const void* x = is_quantized(s.gate.type) ? in.q8 : in.x;
-  const auto listed_rows = [&](const Matrix& w) { return RowsView{w.data, w.row_size(), c.listed + begin, n}; };
+  const auto listed_rows = [&](const Matrix& w) { return RowsView{w.data, w.row_size(), c.listed + begin, n, c.near}; };
   if (c.listed != nullptr) {
     // Most of the listed neurons are active: their rows of up are asked for while the last gates are read.
     const RowsView next = listed_rows(s.up ? s.up : s.gate);
@@ -68,7 +67,7 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
   float* values = c.values + c.slot(piece);
   float* up = thread_scratch(thread);
   HEARTH_CHECK(n <= static_cast<int64_t>(thread_floats_), "{} neurons in a piece", n);
-  k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, n}, nullptr, s.up.cols,
+  k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, n, c.near}, nullptr, s.up.cols,
                                 is_quantized(s.up.type) ? in.q8 : in.x, 0, 1, up, 0);
   for (int64_t i = 0; i < n; ++i) {
     const float u = up[i] + (s.up_bias ? s.up_bias.data[ids[i]] : 0.0f);
@@ -77,7 +76,11 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
 }
 
 CpuDevice::Found CpuDevice::join_pieces(const Candidates& c, int32_t* ids, float* values) {
-  Found found{ids, values};
+  Found found{.ids = ids, .values = values, .near = c.near};
+  for (int64_t piece = 0; piece < c.n_pieces; ++piece) {  // from other cores, at the same time
+    prefetch<For::soon>(c.ids + c.slot(piece), sizeof(int32_t));
+    prefetch<For::soon>(c.values + c.slot(piece), sizeof(float));
+  }
   for (int64_t piece = 0; piece < c.n_pieces; ++piece) {
     const int32_t* from = c.ids + c.slot(piece);
     const float* z = c.values + c.slot(piece);
@@ -101,46 +104,60 @@ void CpuDevice::list_active(const Candidates& c, int32_t* ids) {
 void CpuDevice::add_down(const FfnShard& s, const Found& found, int64_t n_lanes, int64_t begin, int64_t end,
                          float* sums) const {
   const Matrix& w = s.down_t;
-  each_lane(w.cols, found.n, n_lanes, begin, end,
-            [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t at) {
-              const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), found.ids + first, n_rows};
-              k_.axpy_rows[index(w.type)](view, nullptr, n_columns, found.values + first, sums + at);
-            });
+  each_lane(
+      w.cols, found.n, n_lanes, begin, end,
+      [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t at) {
+        const RowsView view{w.row(0) + row_bytes(w.type, column), w.row_size(), found.ids + first, n_rows, found.near};
+        k_.axpy_rows[index(w.type)](view, nullptr, n_columns, found.values + first, sums + at);
+      });
 }
 
 void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mailbox& until) {
-  const auto n = std::ssize(ids);
-  const int64_t threads = team_.size(), n_lanes = n <= kOneLaneNeurons ? 1 : kSparseLanes;
-  const auto begin_of = [&](int64_t thread) { return static_cast<size_t>(part_begin(ends_, n, thread)); };
+  const int64_t threads = team_.size();
   fetched_ = s.down_t.data;
+  foreseen_.assign(ids.begin(), ids.end());
   fetched_ids_.assign(static_cast<size_t>(threads), 0);
-  for (int64_t t = 1; t < threads && n > 0; ++t) {
-    fetched_ids_[static_cast<size_t>(t)] = ids[std::min(begin_of(t), ids.size() - 1)];
+  for (int64_t t = 1; t < threads && !ids.empty(); ++t) {
+    const auto begin = static_cast<size_t>(part_begin(ends_, std::ssize(ids), t));
+    fetched_ids_[static_cast<size_t>(t)] = ids[std::min(begin, ids.size() - 1)];
   }
-  const DownShares shares{s.down_t.cols, ends_};
-  const auto bring = [&](int64_t thread, int64_t, int) {
-    for (size_t i = begin_of(thread); i < begin_of(thread + 1); ++i) {
-      for (const Matrix* m : {&s.gate, &s.up}) {
-        if (until.has_next()) return;
-        if (*m) prefetch(m->row(ids[i]), m->row_size());
-      }
-    }
-    each_lane(s.down_t.cols, n, n_lanes, shares.begin(n_lanes, thread), shares.begin(n_lanes, thread + 1),
-              [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t) {
-                const size_t begin = row_bytes(s.down_t.type, column), bytes = row_bytes(s.down_t.type, n_columns);
-                for (const int32_t id : ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n_rows))) {
-                  if (until.has_next()) return;
-                  prefetch(s.down_t.row(id) + begin, bytes);
-                }
-              });
-  };
-  team_.for_chunks(threads, 1, bring);
+  for (Pace& pace : paces_) pace.n_fetched = 0;
+  team_.for_chunks(threads, 1,
+                   [&](int64_t thread, int64_t, int) { fetch_part(s, thread, [&] { return until.has_next(); }); });
 }
 
-const int64_t* CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* listed) {
+void CpuDevice::fetch_part(const FfnShard& s, int64_t thread, FunctionRef<bool()> stop) {
+  const std::span<const int32_t> ids = foreseen_;
+  const auto n = std::ssize(ids), n_lanes = n <= kOneLaneNeurons ? 1 : kSparseLanes;
+  int64_t& done = paces_[static_cast<size_t>(thread)].n_fetched;
+  int64_t at = 0;
+  const auto bring = [&](const std::byte* begin, size_t bytes) {
+    if (at++ < done) return true;
+    if (stop()) return false;
+    // Not with requests for the second-level cache alone: where it has too many of them, it drops some.
+    prefetch<For::soon>(begin, bytes);
+    ++done;
+    return true;
+  };
+  for (int64_t i = part_begin(ends_, n, thread); i < part_begin(ends_, n, thread + 1); ++i) {
+    for (const Matrix* m : {&s.gate, &s.up}) {
+      if (*m && !bring(m->row(ids[static_cast<size_t>(i)]), m->row_size())) return;
+    }
+  }
+  const DownShares shares{s.down_t.cols, ends_};
+  each_lane(s.down_t.cols, n, n_lanes, shares.begin(n_lanes, thread), shares.begin(n_lanes, thread + 1),
+            [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t) {
+              const size_t begin = row_bytes(s.down_t.type, column), bytes = row_bytes(s.down_t.type, n_columns);
+              for (const int32_t id : ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n_rows))) {
+                if (!bring(s.down_t.row(id) + begin, bytes)) return;
+              }
+            });
+}
+
+CpuDevice::Dealt CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* listed) {
   const int64_t threads = team_.size();
   const bool fetched = listed != nullptr && std::exchange(fetched_, nullptr) == s.down_t.data;
-  if (n < threads || (!fetched && n > kDealtRows * threads)) return nullptr;
+  if (n < threads || (!fetched && n > kDealtRows * threads)) return {};
   learn_parts();
   begins_.assign(static_cast<size_t>(threads) + 1, n);
   bool fits = fetched;
@@ -153,19 +170,21 @@ const int64_t* CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* list
     const int64_t part = part_begin(ends_, n, t) - part_begin(ends_, n, t - 1);
     fits = begins_[i] - begins_[i - 1] <= std::min(part * 5 / 4 + 1, static_cast<int64_t>(thread_floats_));
   }
-  if (!fits && n > kDealtRows * threads) return nullptr;
+  if (!fits && n > kDealtRows * threads) return {};
   for (int64_t t = 0; !fits && t < threads; ++t) begins_[static_cast<size_t>(t)] = part_begin(ends_, n, t);
-  return begins_.data();
+  return {begins_.data(), fits};
 }
 
-void CpuDevice::fetch_input(const FfnShard& s, Act in) {
+void CpuDevice::fetch_input(const FfnShard& s, Act in, const Mailbox& hand_off) {
   const int64_t n = s.gate.cols;
   const auto of_type = [&](bool quantized) {
     return (s.gate && is_quantized(s.gate.type) == quantized) || (s.up && is_quantized(s.up.type) == quantized);
   };
-  team_.for_chunks(team_.size(), 1, [&](int64_t, int64_t, int) {
-    if (of_type(false)) prefetch(reinterpret_cast<const std::byte*>(in.x), static_cast<size_t>(n) * sizeof(float));
-    if (of_type(true)) prefetch(static_cast<const std::byte*>(in.q8), q8_bytes(n));
+  const bool goes_on = fetched_ == s.down_t.data;
+  team_.for_chunks(team_.size(), 1, [&](int64_t thread, int64_t, int) {
+    if (of_type(false)) prefetch<For::soon>(in.x, static_cast<size_t>(n) * sizeof(float));
+    if (of_type(true)) prefetch<For::soon>(in.q8, q8_bytes(n));
+    if (goes_on) fetch_part(s, thread, [&] { return hand_off.has_neurons(); });
   });
   learn_parts();
 }
@@ -220,6 +239,10 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   Found all;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     const auto start = now();
+    if (piece == thread) {  // what this thread will add to was last written by another one
+      const int64_t begin = shares.begin(lanes(c.n), thread), end = shares.begin(lanes(c.n), thread + 1);
+      prefetch<For::writing>((lanes(c.n) == 1 ? y : sums) + begin, static_cast<size_t>(end - begin) * sizeof(float));
+    }
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
     if (timed_) paces_[static_cast<size_t>(piece)].busy = now() - start;
@@ -271,7 +294,7 @@ void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) 
   HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
   HostMailbox& mailbox = host(*sparse.hand_off.mailbox);
   mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
-  const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr);
+  const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr, {});
   team_.for_chunks(c.n_pieces, 1, [&](int64_t piece, int64_t, int) { select_piece(s, sparse, in, c, piece); });
   const Found found = join_pieces(c, c.ids, c.values);
   mailbox.post_neurons({found.ids, static_cast<size_t>(found.n)}, found.values);

@@ -36,6 +36,7 @@ struct RowsView {
   size_t row_bytes;
   const int32_t* ids;
   int64_t n;
+  bool near = false;  // most of them are in this core's second-level cache
 };
 
 struct Kernels {

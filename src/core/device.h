@@ -282,8 +282,9 @@ class Device {
   // Of host devices: brings the rows of these neurons (ascending) near the cores that read them if about the same are
   // listed in the next ffn_sparse() of this shard. Ends when the mailbox's next hand-off is there.
   virtual void fetch(const FfnShard& /*shard*/, std::span<const int32_t> /*ids*/, const Mailbox& /*until*/) {}
-  // The same for the input of the next ffn_sparse(), in about 3 us: to be called when the list is not there yet.
-  virtual void fetch_input(const FfnShard& /*shard*/, Act /*in*/) {}
+  // The same for the input of the next ffn_sparse(), in about 3 us: to be called when a hand-off has begun and its list
+  // is not there yet. Until that comes, goes on with what fetch() began for this shard.
+  virtual void fetch_input(const FfnShard& /*shard*/, Act /*in*/, const Mailbox& /*hand_off*/) {}
 
   // --- staging: weights that live in host memory and visit the device for one batch of tokens ---
   // Page-locks host memory, so that copies from it run at the link's speed beside other work; undone by unpin().

@@ -58,7 +58,9 @@ class ForwardingDevice : public Device {
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override {
     inner_.fetch(shard, ids, until);
   }
-  void fetch_input(const FfnShard& shard, Act in) override { inner_.fetch_input(shard, in); }
+  void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override {
+    inner_.fetch_input(shard, in, hand_off);
+  }
   void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
   void unpin(void* host) override { inner_.unpin(host); }
   bool can_link(const FfnShard& host) const override { return inner_.can_link(host); }

@@ -131,6 +131,15 @@ bool Mailbox::has_next() const {
   return has_come(flags_->posted.value.load(std::memory_order_acquire), served_ + 1);
 }
 
+bool Mailbox::has_neurons() const {
+  const uint64_t flag = flags_->posted.value.load(std::memory_order_acquire);
+  if (!has_come(flag, served_)) return false;
+  const auto neurons = static_cast<uint32_t>(flag >> 32);
+  if (neurons == MailboxMemory::kListFollows) return false;
+  const bool are_marked = (neurons & MailboxMarks::kIsMarks) != 0 && MailboxMarks::unpack(neurons).n_words > 0;
+  return !are_marked || has_come(marks_[0].load(std::memory_order_relaxed), served_);
+}
+
 std::span<const int32_t> Mailbox::wait_hints(const MailboxMarks& marks) {
   check_marks(marks);
   hinted_.resize(static_cast<size_t>(marks.n_words) * 32);

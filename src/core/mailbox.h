@@ -117,6 +117,8 @@ class Mailbox {
   std::span<const int32_t> wait_hints(const MailboxMarks& marks);
   // Whether the vector of the next hand-off is there.
   bool has_next() const;
+  // Whether the neurons of the hand-off that has begun are there, or begin to be: of marks, the first word.
+  bool has_neurons() const;
   float* answer_buffer() { return answer_; }  // to be filled between wait_input() and answer()
   void answer();
   // This side stops because of an error: a waiting partner stops waiting.

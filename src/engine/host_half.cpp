@@ -87,7 +87,7 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
   SparseArgs sparse = sparse_args(f_, layer);
   if (split.selection == Selection::predictor) {
     if (split.predictor_on_main) {
-      host_.fetch_input(f_.weights.layers[static_cast<size_t>(layer)].ffn, in);
+      host_.fetch_input(f_.weights.layers[static_cast<size_t>(layer)].ffn, in, mailbox_);
       const MailboxRequest request = mailbox_.wait_neurons();
       sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
     } else {

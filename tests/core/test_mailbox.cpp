@@ -89,6 +89,23 @@ TEST(Mailbox, HintsOfTheNextHandOff) {
   cpu.join();
 }
 
+// Of a hand-off in two steps, the neurons are not there until they have been posted.
+TEST(Mailbox, TellsWhetherTheNeuronsAreThere) {
+  HostMailbox box(1, 8);
+  float x = 0;
+  for (int i = 0; i < 3; ++i) {
+    box.post_input(&x, 1);
+    box.wait_input();
+    EXPECT_FALSE(box.has_neurons());
+    const std::vector<int32_t> ids(static_cast<size_t>(i), 5);
+    box.post_neurons(ids);
+    EXPECT_TRUE(box.has_neurons());
+    EXPECT_EQ(*box.wait_neurons().n_ids, i);
+    box.answer();
+    box.collect(&x, 1);
+  }
+}
+
 TEST(Mailbox, ADeviceThatStopsEndsTheWaitForItsHints) {
   HostMailbox box(1, 64);
   box.set_patience(std::chrono::milliseconds(50));

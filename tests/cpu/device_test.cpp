@@ -342,12 +342,15 @@ TEST(Device, FetchedRowsAndLearntPartsGiveTheSameBits) {
       for (const int64_t n_listed : {0, 1, 2, 50, 400, 700}) {
         const std::vector<int32_t> listed = random_subset(rng, n, n_listed);
         const auto n_predicted = static_cast<int32_t>(listed.size());
+        // `too_late`: the hand-off is there before fetch() has brought any row, its list after fetch_input() has gone
+        // on.
         const auto sum_of = [&](const std::vector<int32_t>* hinted, bool too_late) {
           HostMailbox box(1, n);
           const float x = 0;
-          if (too_late) box.post(&x, 1);
+          if (too_late) box.post_input(&x, 1);
           if (hinted != nullptr) device->fetch(s, *hinted, box);
-          if (hinted != nullptr) device->fetch_input(s, in);
+          if (too_late) box.wait_input();
+          if (hinted != nullptr) device->fetch_input(s, in, box);
           std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
           SparseArgs sparse;
           sparse.predicted = listed.data(), sparse.n_predicted = &n_predicted;
