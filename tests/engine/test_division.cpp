@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -211,15 +212,21 @@ class WatchedHost : public ForwardingDevice {
   std::vector<Layer> layers_;
 };
 
-// Nobody asks the CPU for a token's neurons where the main device reads all of them itself over the link.
-TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
-  const test::TempDir dir;
-  ThreadTeam team(2);
+// A synthetic model with predictors.
+std::filesystem::path write_tiny(const test::TempDir& dir, ThreadTeam& team) {
   offline::SynthOptions synth;
   synth.shape = offline::find_synth_shape("tiny");
   synth.predictor_rank = 64;
   offline::write_synthetic(dir / "m.gguf", synth, team);
-  auto whole_model = model::Model::load(dir / "m.gguf"), model = model::Model::load(dir / "m.gguf");
+  return dir / "m.gguf";
+}
+
+// Nobody asks the CPU for a token's neurons where the main device reads all of them itself over the link. (That the
+// results are right, Divided shows.)
+TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
+  const test::TempDir dir;
+  ThreadTeam team(2);
+  auto model = model::Model::load(write_tiny(dir, team));
   std::mt19937 rng(5);
   for (const double linked : {1.0, 0.5}) {
     const Placement placement =
@@ -227,15 +234,7 @@ TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
     const auto main = cpu::make_reference_device(), cpu = cpu::make_device(team);
     WatchedHost host(*cpu);
     Engine engine(model, *main, {.sparsity = Sparsity::predict}, {host, placement, team});
-    const auto whole_device = cpu::make_device(team);
-    Engine whole(whole_model, *whole_device, {.sparsity = Sparsity::predict});
-    const std::vector<int32_t> prompt = {1, 2, 3};
-    engine.eval(prompt), whole.eval(prompt);
-    EXPECT_TRUE(host.layers().empty());
-    for (int32_t id = 1; id <= 5; ++id) {
-      const auto got = engine.eval({&id, 1}), expected = whole.eval({&id, 1});
-      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-2) << "token " << id;
-    }
+    for (int32_t id = 1; id <= 5; ++id) engine.eval({&id, 1});
     EXPECT_EQ(host.layers().empty(), linked == 1.0);
     const engine::DensityStats counted = engine.density();
     EXPECT_EQ(std::accumulate(counted.active_on_host.begin(), counted.active_on_host.end(), 0.0) == 0.0, linked == 1.0);
@@ -249,14 +248,11 @@ TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
 TEST(LookAhead, TheCpuFetchesWhatItWillNeed) {
   const test::TempDir dir;
   ThreadTeam team(2);
-  offline::SynthOptions synth;
-  synth.shape = offline::find_synth_shape("tiny");
-  synth.predictor_rank = 64;
-  offline::write_synthetic(dir / "m.gguf", synth, team);
+  const auto path = write_tiny(dir, team);
   for (const auto input : {model::PredictorInput::ffn_input, model::PredictorInput::previous_ffn_input}) {
     for (const bool look_ahead : {true, false}) {
       SCOPED_TRACE(fmt::format("{} {}", model::to_string(input), look_ahead));
-      auto model = model::Model::load(dir / "m.gguf");
+      auto model = model::Model::load(path);
       std::vector<model::LayerPredictor> predictors;
       for (const model::LayerWeights& l : model.weights().layers) {
         predictors.push_back(l.predictor), predictors.back().input = input;
