@@ -39,6 +39,7 @@ struct ModelOptions {
   std::optional<double> link_share;      // of a divided model's cold neurons, read by the GPU; default: as planned
   std::optional<int64_t> stream_tokens;  // of a divided model; default: as the plan's machine makes it
   bool no_look_ahead = false;
+  bool mmap = false, no_mmap = false;  // neither: as there is memory
   bool no_graph = false;
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the devices with a ProfilingDevice each, switched off; no flag of its own
@@ -98,6 +99,7 @@ class Session {
   bool start_on_gpu(const ModelOptions& options);
   void start_on_cpu(const ModelOptions& options);
   void start_divided(const ModelOptions& options);
+  bool copies_weights(const ModelOptions& options) const;
   void make_engine(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
 

@@ -155,6 +155,9 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   if (division != nullptr) {
     division->host.reserve(limits);
     split_ = split_weights(model_, division->placement, device_, division->host, division->team);
+    if (options.copy_weights) {
+      copied_weights_ = copy_from_file(model_, division->host, split_->arena.taken(), split_->host);
+    }
     layers_ = split_->split;
     for (LayerSplit& layer : layers_) layer.hinted = layer.hinted && options.look_ahead;
     sparsity_ = sparsity_of(layers_, sparsity_);
@@ -168,6 +171,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   } else {
     layers_ = undivided(model_, sparsity_);
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
+    if (options.copy_weights && device_.is_host()) copied_weights_ = copy_from_file(model_, device_, {}, weights_);
   }
   if (options.on_stall) {
     stall_watch_ = std::make_unique<StallWatch>(mailbox_ ? mailbox_->flags() : nullptr, options.patience,

@@ -40,6 +40,7 @@ struct EngineOptions {
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it; 0 = none do
   bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
+  bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/place.h)
   bool use_graph = true;       // record a decode step once and replay it, where the device can
   // How long one side of a divided model waits for the other before the pass fails.
   std::chrono::milliseconds patience = Mailbox::kPatience;
@@ -115,6 +116,7 @@ class Engine {
   std::unique_ptr<StallWatch> stall_watch_;  // goes after everything that waits for the device
   Sparsity sparsity_ = Sparsity::off;
   int64_t n_ctx_ = 0, n_past_ = 0;
+  DeviceBuffer copied_weights_;          // with EngineOptions::copy_weights
   model::Weights weights_;               // the main device's
   std::optional<SplitWeights> split_;    // set when the model is divided
   std::vector<LayerSplit> layers_;       // how each layer is run

@@ -1,5 +1,8 @@
 #pragma once
 // Moves a model's weights into a device's address space.
+#include <cstddef>
+#include <span>
+
 #include "core/device.h"
 #include "model/model.h"
 
@@ -8,5 +11,12 @@ namespace hearth::engine {
 // The same weights as views in the device's memory. On the CPU they are the file's mapping itself; what a GPU has
 // copied is let go of on the host. A tied head is placed once.
 model::Weights place(model::Model& model, Device& device, bool with_predictors);
+
+// Of weights on a host device: copies the matrices that are read whole (not an embedding that is no head), and are
+// neither in `own` nor the model's own memory already, to one piece of the device's memory, on every core, and lets go
+// of the file's pages. Such memory is in huge pages where the system has them, and read faster than a file's. Throws
+// Error when there is no room.
+DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own,
+                            model::Weights& weights);
 
 }  // namespace hearth::engine

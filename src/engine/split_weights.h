@@ -1,5 +1,7 @@
 #pragma once
 // A model's weights divided between a main device and the CPU, as a Placement says.
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "core/buffer.h"
@@ -22,6 +24,7 @@ class HostArena {
   ~HostArena();
 
   std::byte* take(size_t bytes);  // aligned to 64
+  std::span<const std::byte> taken() const { return {memory_.data(), used_}; }
   size_t bytes() const { return memory_.bytes(); }
   static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -342,6 +342,15 @@ void Model::release_tensors(const std::string& prefix) {
   }
 }
 
+void Model::release_file() const {
+  for (const gguf::TensorInfo& t : file_->tensors()) file_->dont_need(t);
+}
+
+bool Model::owns(const Matrix& matrix) const {
+  return std::any_of(owned_matrices_.begin(), owned_matrices_.end(),
+                     [&](const HostBuffer& b) { return b.data() == matrix.data; });
+}
+
 void Model::release_attention(int64_t layer) {
   release_tensors(fmt::format("blk.{}.attn_", layer));
 }

@@ -92,6 +92,8 @@ class Model {
   size_t weight_bytes() const;
   size_t parameters() const;
   bool quantized() const;  // any matrix is
+  // Whether a matrix is the model's own memory (prepare_sparse()) and not a view of the file.
+  bool owns(const Matrix& matrix) const;
   // The most frequent type among the layers' matrices, by bytes: "f16", "q8_0".
   std::string type_name() const;
 
@@ -104,6 +106,7 @@ class Model {
   // come back from the file when read again), and transposed copies (the layer is then as in the file, until
   // prepare_sparse()).
   void release_attention(int64_t layer);
+  void release_file() const;  // every page of the mapping
   void release_ffn(int64_t layer);
 
   // drop_predictors(): of all layers. set_predictors(): gives layers that have a predictor in `layers` that one; the others keep theirs. `owner` of the memory that the

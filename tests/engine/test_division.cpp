@@ -144,7 +144,10 @@ TEST_P(Divided, EqualsTheUndividedModel) {
     modes.push_back({"predict ahead", Sparsity::predict, model::PredictorInput::previous_ffn_input});
   }
   for (const Mode& mode : modes) {
-    const EngineOptions options{.n_batch = 16, .sparsity = mode.sparsity, .stream_tokens = mode.stream_tokens};
+    const EngineOptions options{.n_batch = 16,
+                                .sparsity = mode.sparsity,
+                                .stream_tokens = mode.stream_tokens,
+                                .copy_weights = mode.predictor.has_value()};
     for (model::Model* m : {&plain, &divided}) {
       if (mode.predictor) test::add_predictors(*m, *mode.predictor);
     }

@@ -139,6 +139,32 @@ TEST_P(EngineCases, TheThreadCountDoesNotChangeABit) {
   }
 }
 
+// Weights that were copied from the file are the same, a tied head too; the device knows what memory they take.
+TEST_P(EngineCases, CopiedWeightsGiveTheSameBits) {
+  const auto ids = random_ids(model_->config(), 9, 3);
+  for (const bool one_by_one : {false, true}) {
+    EXPECT_EQ(logits(ids, {.copy_weights = true}, 2, one_by_one), logits(ids, {}, 2, one_by_one));
+  }
+  ThreadTeam team(1);
+  const auto copied_bytes = [&](bool copy) {
+    const auto device = cpu::make_device(team);
+    const Engine e(*model_, *device, {.sparsity = Sparsity::off, .copy_weights = copy});
+    size_t bytes = 0;
+    for (const MemoryUse& use : device->memory()) bytes += use.purpose == Purpose::weights ? use.bytes : 0;
+    return bytes;
+  };
+  size_t expected = 0;  // all matrices but an embedding that is not the head; each aligned
+  model::Weights all = model_->weights();
+  all.for_each([&](auto& tensor) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(tensor)>, Matrix>) {
+      const bool is_embedding = &tensor == &all.tok_embd || &tensor == &all.pos_embd;
+      if (tensor && !is_embedding && !model_->owns(tensor)) expected += (tensor.bytes() + 63) / 64 * 64;
+    }
+  });
+  EXPECT_EQ(copied_bytes(false), 0u);
+  EXPECT_EQ(copied_bytes(true), expected);
+}
+
 TEST_P(EngineCases, EvalAllGivesTheLogitsOfEveryPosition) {
   const auto ids = random_ids(model_->config(), 11, 5);
   ThreadTeam team(2);

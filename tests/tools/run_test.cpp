@@ -51,6 +51,19 @@ TEST_F(Run, TextOnStdoutAndFiguresOnStderr) {
   EXPECT_EQ(hearth(args({"-q", "-p", "the", "-n", "5", "--temp", "0"})).err, "");
 }
 
+// Copied weights are a part of the memory that is told, and change nothing else.
+TEST_F(Run, FromTheMappingOrFromACopy) {
+  const std::vector<std::string> rest = {"-p", "the", "-n", "5", "--temp", "0", "--ignore-eos"};
+  std::vector<std::string> mapped = rest, copied = rest, both = rest;
+  mapped.push_back("--mmap"), copied.push_back("--no-mmap");
+  both.insert(both.end(), {"--mmap", "--no-mmap"});
+  const Outcome of_mapped = hearth(args(mapped)), of_copied = hearth(args(copied));
+  EXPECT_EQ(of_mapped.out, of_copied.out);
+  EXPECT_EQ(of_mapped.err.find(", weights "), std::string::npos) << of_mapped.err;
+  EXPECT_NE(of_copied.err.find(", weights "), std::string::npos) << of_copied.err;
+  EXPECT_NE(hearth(args(both)).err.find(" excludes "), std::string::npos);
+}
+
 TEST_F(Run, PromptFromFileAndStdin) {
   const std::vector<std::string> rest = {"-q", "-n", "3", "--temp", "0", "--ignore-eos"};
   std::vector<std::string> with_p = rest, with_f = rest;
