@@ -40,8 +40,7 @@ std::vector<Ids> random_lists(int64_t n) {
   return lists;
 }
 
-// Weights of ones and zeros as far as bits go; only where they lie matters. The same for all that run, the largest
-// first.
+// Weights of ones and zeros as far as bits go; only where they lie matters. One buffer serves all that run.
 const std::byte* weights(ThreadTeam& team, size_t bytes) {
   static HostBuffer buffer;
   if (buffer.bytes() < bytes) {

@@ -128,7 +128,7 @@ void CpuDevice::fetch(const FfnShard& s, std::span<const int32_t> ids, const Mai
 
 void CpuDevice::fetch_part(const FfnShard& s, int64_t thread, FunctionRef<bool()> stop) {
   const std::span<const int32_t> ids = foreseen_;
-  const auto n = std::ssize(ids), n_lanes = n <= kOneLaneNeurons ? 1 : kSparseLanes;
+  const auto n = std::ssize(ids), n_lanes = sparse_lanes(n);
   int64_t& done = paces_[static_cast<size_t>(thread)].n_fetched;
   int64_t at = 0;
   const auto bring = [&](const std::byte* begin, size_t bytes) {
@@ -230,7 +230,6 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
                                   Vector y_bias, float* y) {
   const int64_t n_embd = s.down_t.cols, threads = team_.size();
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
-  const auto lanes = [](int64_t n) { return n <= kOneLaneNeurons ? 1 : kSparseLanes; };
   const DownShares shares{n_embd, ends_};
   // Of short lists, every thread puts the finds together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
@@ -240,15 +239,16 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   const auto find = [&](int64_t piece, int64_t, int thread) {
     const auto start = now();
     if (piece == thread) {  // what this thread will add to was last written by another one
-      const int64_t begin = shares.begin(lanes(c.n), thread), end = shares.begin(lanes(c.n), thread + 1);
-      prefetch<For::writing>((lanes(c.n) == 1 ? y : sums) + begin, static_cast<size_t>(end - begin) * sizeof(float));
+      const int64_t begin = shares.begin(sparse_lanes(c.n), thread), end = shares.begin(sparse_lanes(c.n), thread + 1);
+      prefetch<For::writing>((sparse_lanes(c.n) == 1 ? y : sums) + begin,
+                             static_cast<size_t>(end - begin) * sizeof(float));
     }
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
     if (timed_) paces_[static_cast<size_t>(piece)].busy = now() - start;
   };
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
-  const bool knows_down = c.listed != nullptr && lanes(c.n) == 1;
+  const bool knows_down = c.listed != nullptr && sparse_lanes(c.n) == 1;
   const auto fetch_down = [&](int thread, int64_t step) {
     if (!knows_down || step >= c.n) return false;
     const size_t begin = row_bytes(s.down_t.type, shares.begin(1, thread));
@@ -260,7 +260,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     float* own = thread_scratch(thread);
     const Found found = direct ? join_pieces(c, reinterpret_cast<int32_t*>(own), own + c.n) : all;
     if (direct && share == 0) all = found;
-    const int64_t n_lanes = lanes(found.n);
+    const int64_t n_lanes = sparse_lanes(found.n);
     const auto start = now();
     const int64_t begin = shares.begin(n_lanes, share), end = shares.begin(n_lanes, share + 1);
     if (n_lanes > 1) {
@@ -278,12 +278,12 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   };
   const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
   ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down, direct}, {threads, 1, down}, {n_embd, columns, sum}};
-  team_.for_rounds(std::span(rounds).first(lanes(c.n) == 1 ? 2 : 3), [&](size_t finished) {
+  team_.for_rounds(std::span(rounds).first(sparse_lanes(c.n) == 1 ? 2 : 3), [&](size_t finished) {
     if (finished == 0) {
       list_active(c, sparse.active_ids);
       all = join_pieces(c, c.ids, c.values);
     }
-    if (lanes(all.n) == 1) rounds[2].n = 0;
+    if (sparse_lanes(all.n) == 1) rounds[2].n = 0;
   });
   if (direct) list_active(c, sparse.active_ids);
   return all.n_active;

@@ -53,6 +53,9 @@ constexpr int64_t kSelectRows = 64;
 constexpr int64_t kSparseLanes = 2;
 constexpr int64_t kOneLaneNeurons = 256;
 static_assert(kSparseLanes <= kLanes);
+constexpr int64_t sparse_lanes(int64_t n) {
+  return n <= kOneLaneNeurons ? 1 : kSparseLanes;
+}
 
 // Sign bits of a predictor: neurons of one piece.
 constexpr int64_t kSignRows = 128;

@@ -7,8 +7,9 @@
 //   ffn    = kernels + S + max(hot, cold) + overlap_loss * min(hot, cold) + (handoff, if a neuron is cold)
 //     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
 //            with a predictor on the GPU, which may read a share of the cold rows itself (linked ones), the hand-off is
-//            a part of the CPU's side: max(handoff + (1 - share) * rows / (cpu * sparse), share * rows / (pcie *
-//            link)); with a share of 1 nobody asks the CPU, and the link has the host's memory for itself
+//            a part of the CPU's side: max(handoff + (1 - share) * rows / (cpu * sparse),
+//            share * rows / (pcie * link)); with a share of 1 nobody asks the CPU, and the link has the host's memory
+//            for itself
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
 //     With look-ahead the GPU evaluates the next layer's predictor before its own rows; the CPU fetches foreseen_share

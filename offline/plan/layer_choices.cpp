@@ -60,7 +60,7 @@ uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
     bytes += static_cast<uint64_t>(c.gates) * (shape_.gate_bytes + kIdBytes) +
              static_cast<uint64_t>(c.hot) * shape_.up_down_bytes + kNeuronTensors * reserve_.alignment;
   }
-  if (c.selection == Selection::predictor && c.predictor == Where::gpu) {
+  if (c.predicts_on_gpu()) {
     bytes += shape_.predictor_bytes + kPredictorTensors * reserve_.alignment;
   }
   return bytes;
@@ -125,8 +125,7 @@ double LayerCosts::linked_seconds(const LayerChoice& c, double bytes, bool cpu_r
 
 double LayerCosts::link_share(const LayerChoice& c) const {
   const bool divided = c.hot > 0 && c.hot < shape_.n_ff;
-  const bool predicts = c.selection == Selection::predictor && c.predictor == Where::gpu;
-  if (!divided || !predicts) return 0;
+  if (!divided || !c.predicts_on_gpu()) return 0;
   if (cost_.link_share) return *cost_.link_share;
   // Where both sides take equally long: the more is linked, the longer that takes and the shorter the rest.
   const double bytes = cold_bytes(c);
@@ -156,7 +155,7 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const Traffic t = ffn_traffic(c);
   const double gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
-  if (c.selection == Selection::predictor && c.predictor == Where::gpu) {
+  if (c.predicts_on_gpu()) {
     const double predictor = predictor_seconds(), hot = gpu_sparse + (c.look_ahead ? predictor : 0);
     return {predictor, hot, std::max(cpu_seconds(c, t.cpu_sparse), linked_seconds(c, t.link, t.cpu_sparse <= 0))};
   }
@@ -173,13 +172,13 @@ double LayerCosts::attention_seconds(const LayerChoice& c) const {
 }
 
 double LayerCosts::seconds(const LayerChoice& c) const {
-  const bool gpu_ffn = c.gates > 0 || (c.selection == Selection::predictor && c.predictor == Where::gpu);
+  const bool gpu_ffn = c.gates > 0 || c.predicts_on_gpu();
   const bool cold = c.hot < shape_.n_ff;
   double sum = attention_seconds(c);
   if (gpu_ffn) {
     sum += (cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0)) * cost_.kernel_seconds;
   }
-  const bool in_ffn_time = c.selection == Selection::predictor && c.predictor == Where::gpu;
+  const bool in_ffn_time = c.predicts_on_gpu();  // the FFN's hand-off is, as a part of the CPU's side
   const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold && !in_ffn_time ? 1 : 0);
   sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
   const FfnTime ffn = ffn_time(c);

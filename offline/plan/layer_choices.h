@@ -25,6 +25,7 @@ struct LayerChoice {
   bool look_ahead = false;
   int32_t hot = 0;    // this many of the most frequent neurons are on the GPU
   int32_t gates = 0;  // and the gate rows of this many, hot ones included
+  bool predicts_on_gpu() const { return selection == engine::Selection::predictor && predictor == engine::Where::gpu; }
 };
 
 // Expected bytes read for one token, by device and by kind of access.

@@ -264,11 +264,11 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     const uint64_t all = plan.layers[l].gpu_bytes, kv = picked.gpu ? costs_[l].kv_gpu_bytes(c) : 0;
     const uint64_t up_down = static_cast<uint64_t>(c.hot) * s.up_down_bytes;
     const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
-    const bool predictor = c.selection == Selection::predictor && c.predictor == Where::gpu;
-    const uint64_t predictors = predictor ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
+    const uint64_t predictors =
+        c.predicts_on_gpu() ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
     g.kv_cache += kv;
     plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
-    if (c.selection == Selection::predictor && !predictor) plan.host_bytes += s.predictor_bytes;
+    if (c.selection == Selection::predictor && !c.predicts_on_gpu()) plan.host_bytes += s.predictor_bytes;
     if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
     on_gpu(g.attention, attention);

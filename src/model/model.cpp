@@ -1,15 +1,13 @@
 #include "model/model.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
-#include <thread>
 
 #include "core/error.h"
-#include "core/thread_team.h"
+#include "core/every_core.h"
 #include "model/predictors.h"
 
 namespace hearth::model {
@@ -241,14 +239,10 @@ namespace {
 
 // Calls f on every distinct matrix (a tied head is the embedding).
 template <typename F>
-void for_each_matrix(const Weights& weights, F&& f) {
+void for_each_distinct(const Weights& weights, F&& f) {
   Weights copy = weights;
   if (copy.output.data == copy.tok_embd.data) copy.output = {};
-  copy.for_each([&](auto& t) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(t)>, Matrix>) {
-      if (t) f(t);
-    }
-  });
+  copy.for_each_matrix(f);
 }
 
 template <typename T>
@@ -277,19 +271,19 @@ Matrix transposed(const Matrix& m, HostBuffer& storage) {
 
 size_t Model::weight_bytes() const {
   size_t total = 0;
-  for_each_matrix(weights_, [&](const Matrix& m) { total += m.bytes(); });
+  for_each_distinct(weights_, [&](const Matrix& m) { total += m.bytes(); });
   return total;
 }
 
 size_t Model::parameters() const {
   size_t total = 0;
-  for_each_matrix(weights_, [&](const Matrix& m) { total += static_cast<size_t>(m.rows * m.cols); });
+  for_each_distinct(weights_, [&](const Matrix& m) { total += static_cast<size_t>(m.rows * m.cols); });
   return total;
 }
 
 bool Model::quantized() const {
   bool any = false;
-  for_each_matrix(weights_, [&](const Matrix& m) { any |= is_quantized(m.type); });
+  for_each_distinct(weights_, [&](const Matrix& m) { any |= is_quantized(m.type); });
   return any;
 }
 
@@ -320,30 +314,23 @@ std::optional<std::string> Model::prepare_sparse() {
     layers.push_back(i), storage.push_back(owned_matrices_.size());
     owned_matrices_.emplace_back(down.bytes());
   }
-  std::atomic<size_t> next{0};
-  const auto work = [&] {
-    for (size_t k = next++; k < layers.size(); k = next++) {
-      FfnShard& f = weights_.layers[layers[k]].ffn;
-      f.down_t = transposed(f.down, owned_matrices_[storage[k]]);
-      f.down = {};
-      if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", layers[k]))) file_->dont_need(*t);
-    }
-  };
-  const size_t n_threads = std::min(layers.size(), static_cast<size_t>(cpu_topology().physical));
-  std::vector<std::jthread> threads;
-  for (size_t t = 1; t < n_threads; ++t) threads.emplace_back(work);
-  work();
+  on_every_core(layers.size(), [&](size_t k) {
+    FfnShard& f = weights_.layers[layers[k]].ffn;
+    f.down_t = transposed(f.down, owned_matrices_[storage[k]]);
+    f.down = {};
+    if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", layers[k]))) file_->dont_need(*t);
+  });
   return std::nullopt;
 }
 
-void Model::release_tensors(const std::string& prefix) {
+void Model::release_tensors(const std::string& prefix) const {
   for (const gguf::TensorInfo& t : file_->tensors()) {
     if (t.name.starts_with(prefix)) file_->dont_need(t);
   }
 }
 
 void Model::release_file() const {
-  for (const gguf::TensorInfo& t : file_->tensors()) file_->dont_need(t);
+  release_tensors("");
 }
 
 bool Model::owns(const Matrix& matrix) const {

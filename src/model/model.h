@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/buffer.h"
@@ -72,6 +73,15 @@ struct Weights {
       l.predictor.for_each(f);
     }
   }
+  // Calls f on every matrix that there is.
+  template <typename F>
+  void for_each_matrix(F&& f) {
+    for_each([&](auto& tensor) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(tensor)>, Matrix>) {
+        if (tensor) f(tensor);
+      }
+    });
+  }
 };
 
 struct LoadOptions {
@@ -115,7 +125,7 @@ class Model {
   void set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner);
 
  private:
-  void release_tensors(const std::string& prefix);
+  void release_tensors(const std::string& prefix) const;
   friend class Binder;
   std::unique_ptr<gguf::File> file_;
   Config config_;
