@@ -105,76 +105,138 @@ HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead,
   }
 }
 
-// One row times one token, with four accumulators: the additions need not wait for each other. Prefetches as many bytes
-// at `ahead`.
-template <Elements W, bool kNear>
-HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
+// R rows times one token, with four accumulators each: the additions need not wait for each other. The rows share the
+// loads of x, and each is summed the same way whatever R is. Prefetches as many bytes at each `ahead`.
+template <Elements W, int R, bool kNear>
+HEARTH_SIMD void dot_listed(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
+                            float* y) {
   using Element = typename W::Element;
   constexpr int kStep = 4 * kW;
-  const auto* w = reinterpret_cast<const Element*>(row);
   const auto* xf = static_cast<const float*>(x);
-  F acc[4] = {zero(), zero(), zero(), zero()};
+  const auto element = [&](int r, int64_t c) __attribute__((always_inline)) {
+    return reinterpret_cast<const Element*>(w[r]) + c;
+  };
+  F acc[R][4];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) acc[r][i] = zero();
+  }
   int64_t c = 0;
   for (; c + kStep <= cols; c += kStep) {
-    prefetch<kNear>(ahead, c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) acc[i] = fma(W::get(w + c + i * kW), load(xf + c + i * kW), acc[i]);
+    for (int r = 0; r < R; ++r) {
+      prefetch<kNear>(ahead[r], c * static_cast<int64_t>(sizeof(Element)), kStep * sizeof(Element));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const F xv = load(xf + c + i * kW);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r][i] = fma(W::get(element(r, c + i * kW)), xv, acc[r][i]);
+    }
   }
-  for (; c + kW <= cols; c += kW) acc[0] = fma(W::get(w + c), load(xf + c), acc[0]);
+  for (; c + kW <= cols; c += kW) {
+    const F xv = load(xf + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) acc[r][0] = fma(W::get(element(r, c)), xv, acc[r][0]);
+  }
   if (c < cols) {
     const int n = static_cast<int>(cols - c);
-    acc[1] = fma(W::get_n(w + c, n), load_n(xf + c, n), acc[1]);
+    const F xv = load_n(xf + c, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) acc[r][1] = fma(W::get_n(element(r, c), n), xv, acc[r][1]);
   }
-  return sum(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) y[r] = sum(add(add(acc[r][0], acc[r][1]), add(acc[r][2], acc[r][3])));
 }
 
-template <Blocks W, bool kNear>
-HEARTH_SIMD float dot_row(const uint8_t* row, int64_t cols, const void* x, const uint8_t* ahead) {
+template <Blocks W, int R, bool kNear>
+HEARTH_SIMD void dot_listed(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
+                            float* y) {
   const Q8Row xq = q8_row(x, cols);
-  F8 acc[4] = {zero8(), zero8(), zero8(), zero8()};
+  F8 acc[R][4];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) acc[r][i] = zero8();
+  }
   const int64_t blocks = cols / kBlock;
-  const auto block_dot = [&](int64_t b) __attribute__((always_inline)) {
-    return dot(W::get(row + b * W::kBytes), xq.q + kBlock * b, xq.offset + 8 * b);
+  const auto block_dot = [&](int r, int64_t b) __attribute__((always_inline)) {
+    return dot(W::get(w[r] + b * W::kBytes), xq.q + kBlock * b, xq.offset + 8 * b);
   };
   int64_t b = 0;
   for (; b + 4 <= blocks; b += 4) {
-    prefetch<kNear>(ahead, b * W::kBytes, 4 * W::kBytes);
-    float scales[4];  // through memory: loads broadcast for free
-    scales4(row + b * W::kBytes, W::kBytes, xq.d + b, scales);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) acc[i] = fma8(block_dot(b + i), scales[i], acc[i]);
+    for (int r = 0; r < R; ++r) {
+      prefetch<kNear>(ahead[r], b * W::kBytes, 4 * W::kBytes);
+      float scales[4];  // through memory: loads broadcast for free
+      scales4(w[r] + b * W::kBytes, W::kBytes, xq.d + b, scales);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) acc[r][i] = fma8(block_dot(r, b + i), scales[i], acc[r][i]);
+    }
   }
-  for (; b < blocks; ++b) acc[0] = fma8(block_dot(b), W::scale(row + b * W::kBytes) * xq.d[b], acc[0]);
-  return (sum8(acc[0]) + sum8(acc[1])) + (sum8(acc[2]) + sum8(acc[3]));
+  for (; b < blocks; ++b) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      acc[r][0] = fma8(block_dot(r, b), W::scale(w[r] + b * W::kBytes) * xq.d[b], acc[r][0]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) y[r] = (sum8(acc[r][0]) + sum8(acc[r][1])) + (sum8(acc[r][2]) + sum8(acc[r][3]));
 }
 
-// One token. One row after the other: two or four side by side are hardly faster when they are asked for in time.
-template <typename W, bool kNear>
-HEARTH_SIMD void dot_rows_one(const RowsView& rows, const RowsView* then, int64_t cols, const void* x, float* y) {
-  const Ahead later{rows, then};
+// One token, consecutive rows, one after the other: what is asked for ahead is what comes next in memory.
+template <typename W>
+HEARTH_SIMD void dot_rows_one(const RowsView& rows, int64_t cols, const void* x, float* y) {
   const auto row_bytes = static_cast<int64_t>(rows.row_bytes);
-  const int64_t distance = pieces_ahead(row_bytes);
-  for (int64_t r = 0; rows.ids != nullptr && r < (rows.n < distance ? rows.n : distance); ++r) {
-    prefetch<kNear>(row_address(rows, r), 0, row_bytes);  // the first of a list are nobody's next
-  }
   for (int64_t r = 0; r < rows.n; ++r) {
     const uint8_t* row = row_address(rows, r);
-    const uint8_t* ahead = nullptr;
-    if (rows.ids != nullptr) {
-      ahead = later.row(r + distance);
-    } else {  // not beyond the last row: what follows is another thread's
-      const int64_t rest = (rows.n - 1 - r) * row_bytes;
-      ahead = row + (rest < kAheadBytes ? rest : kAheadBytes);
+    const int64_t rest = (rows.n - 1 - r) * row_bytes;  // not beyond the last row: what follows is another thread's
+    const uint8_t* ahead = row + (rest < kAheadBytes ? rest : kAheadBytes);
+    dot_listed<W, 1, false>(&row, &ahead, cols, x, y + r);
+  }
+}
+
+// One token, rows of a list.
+template <typename W, bool kNear>
+HEARTH_SIMD void dot_list_one(const RowsView& rows, const RowsView* then, int64_t cols, const void* x, float* y) {
+  constexpr int kMost = 4;
+  const Ahead later{rows, then};
+  const auto row_bytes = static_cast<int64_t>(rows.row_bytes);
+  const int64_t distance = kMost * pieces_ahead(kMost * row_bytes);
+  for (int64_t r = 0; r < (rows.n < distance ? rows.n : distance); ++r) {
+    prefetch<kNear>(row_address(rows, r), 0, row_bytes);  // the first of a list are nobody's next
+  }
+  const uint8_t *w[kMost], *ahead[kMost];
+  int64_t r = 0;
+  const auto find = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      w[i] = row_address(rows, r + i);
+      ahead[i] = later.row(r + i + distance);
+      if (ahead[i] == nullptr) ahead[i] = w[i];  // nothing follows
     }
-    y[r] = dot_row<W, kNear>(row, cols, x, ahead != nullptr ? ahead : row);
+  };
+  for (; r + 4 <= rows.n; r += 4) {
+    find(4);
+    dot_listed<W, 4, kNear>(w, ahead, cols, x, y + r);
+  }
+  if (r + 2 <= rows.n) {
+    find(2);
+    dot_listed<W, 2, kNear>(w, ahead, cols, x, y + r);
+    r += 2;
+  }
+  if (r < rows.n) {
+    find(1);
+    dot_listed<W, 1, kNear>(w, ahead, cols, x, y + r);
   }
 }
 
 template <typename W>
 void dot_rows(RowsView rows, const RowsView* then, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
               int64_t y_stride) {
-  if (T == 1 && rows.near) return dot_rows_one<W, true>(rows, then, cols, x, y);
-  if (T == 1) return dot_rows_one<W, false>(rows, then, cols, x, y);
+  if (T == 1 && rows.ids == nullptr) return dot_rows_one<W>(rows, cols, x, y);
+  if (T == 1 && rows.near) return dot_list_one<W, true>(rows, then, cols, x, y);
+  if (T == 1) return dot_list_one<W, false>(rows, then, cols, x, y);
   const auto* xb = static_cast<const uint8_t*>(x);
   const Ahead later{rows, then};
   const uint8_t *w[kRowsSmallT], *ahead[kRowsSmallT];
