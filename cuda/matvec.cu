@@ -183,6 +183,8 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
         return run.template operator()<1, 4, 8, 4>();
       case MatvecShape::two_rows_a_warp:
         return run.template operator()<2, kTogether, 16, 1>();
+      case MatvecShape::two_blocks:
+        return run.template operator()<2, kTogether / 2, 16, 2>();
       case MatvecShape::four_rows_a_warp:
         return run.template operator()<4, 2, 8, 3>();
     }

@@ -51,13 +51,15 @@ constexpr DownPlan down_plan(int64_t n_embd, int64_t columns_per_tile, int64_t n
 // Every block stages the whole input, so blocks should have many rows; but every multiprocessor should have a block.
 enum class MatvecShape {
   few_rows,         // blocks of 8 rows
-  two_rows_a_warp,  // blocks of 32
+  two_rows_a_warp,  // blocks of 32, one a multiprocessor
+  two_blocks,       // the same, two a multiprocessor: more blocks than one each, which would be a second round of few
   four_rows_a_warp  // blocks of 32, in fewer warps; four rows share every load of the input
 };
 // fewest: rows of the smallest of the matrices that have `rows` together.
 constexpr MatvecShape matvec_shape(int64_t rows, int64_t fewest, int64_t multiprocessors) {
   if (rows >= multiprocessors * 64 && fewest >= 4) return MatvecShape::four_rows_a_warp;
-  return rows >= multiprocessors * 16 && fewest >= 2 ? MatvecShape::two_rows_a_warp : MatvecShape::few_rows;
+  if (rows < multiprocessors * 16 || fewest < 2) return MatvecShape::few_rows;
+  return rows <= multiprocessors * 32 ? MatvecShape::two_rows_a_warp : MatvecShape::two_blocks;
 }
 
 // --- quantised weights in a batch: rows that are dequantised at once ---

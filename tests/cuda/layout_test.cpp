@@ -45,9 +45,9 @@ TEST(DownPlan, TilesCoverTheColumnsAndSplitsHaveEnoughRows) {
 TEST(MatvecShape, FillsTheGpu) {
   EXPECT_EQ(matvec_shape(512, 512, 132), MatvecShape::few_rows);
   EXPECT_EQ(matvec_shape(4096, 4096, 132), MatvecShape::two_rows_a_warp);
+  EXPECT_EQ(matvec_shape(5120, 5120, 132), MatvecShape::two_blocks) << "160 blocks, at the same time";
   EXPECT_EQ(matvec_shape(12288, 4096, 132), MatvecShape::four_rows_a_warp);
-  EXPECT_EQ(matvec_shape(32000, 3, 132), MatvecShape::two_rows_a_warp)
-      << "a matrix of three rows has no four for a warp";
+  EXPECT_EQ(matvec_shape(32000, 3, 132), MatvecShape::two_blocks) << "a matrix of three rows has no four for a warp";
   EXPECT_EQ(matvec_shape(32000, 1, 132), MatvecShape::few_rows) << "nor has one of one row two";
 }
 
