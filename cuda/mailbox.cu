@@ -78,6 +78,7 @@ std::unique_ptr<CudaMailbox> CudaMailbox::open(const Gpu& gpu, int64_t capacity,
   CUDA_CHECK(cudaMalloc(&counters, sizeof(Counters)));
   m->counters = DeviceMemory(counters);
   CUDA_CHECK(cudaMemset(counters, 0, sizeof(Counters)));
+  CUDA_CHECK(cudaStreamSynchronize(nullptr));  // where it runs, which the devices' streams do not wait for
   return std::unique_ptr<CudaMailbox>(new CudaMailbox(std::move(m), host, capacity, max_ids));
 }
 
