@@ -180,7 +180,7 @@ class CudaDevice final : public Device, public DeviceClock {
     int32_t* count = nullptr;
     uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
     unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
-    Exchange exchange;            // of the predictor
+    PredictExchanges exchanges;   // of the predictor
     unsigned long long* argmax = nullptr;
   } scratch_;
 };
@@ -352,8 +352,11 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t down_counters = layout.add(down_need.counter_bytes);
   const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
-  const size_t hidden = layout.add(predict_fused_words(gpu_) * 8);
-  const size_t numbers = layout.add(bytes(gpu_.properties().multiprocessors, 4));
+  const auto add_exchange = [&] {
+    const size_t words = layout.add(predict_fused_words(gpu_) * 8);
+    return std::pair{words, layout.add(bytes(gpu_.properties().multiprocessors, 4))};
+  };
+  const auto whole = add_exchange(), part = add_exchange();
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
   const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
@@ -368,7 +371,8 @@ void CudaDevice::reserve(const Limits& l) {
   place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
   place(scratch_.mask, mask), place(scratch_.arrived, arrived);
-  place(scratch_.exchange.words, hidden), place(scratch_.exchange.numbers, numbers);
+  place(scratch_.exchanges.whole.words, whole.first), place(scratch_.exchanges.whole.numbers, whole.second);
+  place(scratch_.exchanges.part.words, part.first), place(scratch_.exchanges.part.numbers, part.second);
   place(scratch_.down_counters, down_counters);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   gpu_.set_scratch(base + norm);
@@ -473,7 +477,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
     const InputNorm* n = norm ? &*norm : nullptr;
-    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange)) return;
+    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchanges)) return;
     return cuda::predict(gpu_, p, in, n, lists, scratch_.up);
   }
   Act h = in;
@@ -496,7 +500,8 @@ void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
   NeuronLists lists = neuron_lists(p.n(), args.n_first, {});
   lists.n_linked = static_cast<int>(args.n_linked);
   lists.post = own(*args.mailbox).hint_target(p.n() - args.n_first);
-  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchange)) return;
+  if (lists.n_words() == 0) return;
+  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchanges)) return gpu_.allow_beside();
   cuda::predict(gpu_, p, in, nullptr, lists, scratch_.up);
 }
 
@@ -508,7 +513,8 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
   if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
   const bool exact = sparse.predicted == nullptr;
   HEARTH_CHECK(sparse.linked == nullptr || !exact);
-  if (ffn_list_fits(gpu_, s, !exact) && (!exact || ffn_gates_fit(s.gate))) return ffn_fused(s, sparse, in, y_bias, y);
+  if (ffn_list_fits(gpu_.properties(), s, !exact) && (!exact || ffn_gates_fit(s.gate)))
+    return ffn_fused(s, sparse, in, y_bias, y);
   HEARTH_CHECK(sparse.linked == nullptr, "neurons in host memory need rows as can_link() asks for");
   if (s.n() > s.n_whole()) post_gates(s, sparse, in);
   const SparseScratch scratch{scratch_.gate, scratch_.up, scratch_.ids, scratch_.count};
@@ -537,6 +543,7 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
   list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;
   list.next = sparse.next;
+  list.beside = gpu_.may_begin_beside();
   gpu_.make(y, s.down_t.cols, ffn_list(gpu_, s, list, in, y_bias, y));
   if (list.gate_out != nullptr) {
     list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});

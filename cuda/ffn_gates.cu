@@ -27,9 +27,10 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
   grid_trigger();
   const int block = worker(a.lists);
   if (is_messenger(a.lists)) {
+    Messenger<kThreads> messenger(a.lists, a.norm);
+    messenger.start();
     grid_wait();
-    if (a.norm.x != nullptr) write_norm(a.norm);
-    post_input(a.lists);
+    messenger.run();
   } else {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);

@@ -46,6 +46,7 @@ struct ListKernelArgs {
   int batch;              // at most kMaxBatch / kChunks
   const std::byte* next;  // to be brought to the second-level cache by the blocks that are done: they wait for the CPU
   int64_t next_bytes;     // of it; each block of the second part has an equal share
+  bool beside;            // FfnListArgs
 };
 
 // What a batch has become when its gates are known.
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   __shared__ float known[kTile];
   __shared__ float sums[2][kMaxWarps][2 * kMaxBatch];
   grid_trigger();
-  grid_wait();
+  if (!a.beside) grid_wait();
   const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
   const int64_t count = __ldcg(part.count), first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
   ListBlock<D, kChunks> block(a, part, shared);
@@ -318,6 +319,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
       prefetch_l2(a.next + first * next_share + at, min(kPiece, next_share - at));
     }
   }
+  if (a.beside) grid_wait();  // whoever waits for this kernel finds the one before complete, too
   // Each group has counted its own: the first thread of each, in turn.
   __shared__ int active[kMaxWarps];
   if (block.t == 0) active[block.group] = block.n_active;
@@ -464,6 +466,10 @@ int64_t list_blocks(const Gpu& gpu) {
 
 }  // namespace
 
+int link_blocks(const Gpu& gpu) {
+  return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
+}
+
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd) {
   return static_cast<size_t>(list_blocks(gpu) * (n_embd + 1)) * sizeof(float);
 }
@@ -483,9 +489,9 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
   if (const LinkedNeurons* l = list.linked; l != nullptr) {
     HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type &&
                  l->shard.down_t.cols == n);
-    const int link_blocks = std::clamp(static_cast<int>(blocks) / 8, 1, kMaxLinkBlocks);
-    args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr, 0, link_blocks};
-    merge.link_splits = link_blocks, merge.n_linked_active = l->n_active;
+    merge.link_splits = link_blocks(gpu), merge.n_linked_active = l->n_active;
+    args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr,
+                     0,        merge.link_splits};
   }
   const int first = args.parts[0].blocks;
   args.parts[1] = {s,           neuron_args(s), list.ids, list.count,
@@ -497,6 +503,7 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
     args.next = static_cast<const std::byte*>(list.next.data);
     args.next_bytes = static_cast<int64_t>(std::min(layout.data_bytes, gpu.l2_bytes / 2));
   }
+  args.beside = list.beside;
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
     args.threads = p.threads, args.batch = p.batch;

@@ -4,6 +4,7 @@
 // from each block as soon as it knows them; with values, as a list.
 #include "cuda/mailbox.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 
@@ -31,6 +32,9 @@ struct NeuronLists {
   constexpr bool hints() const { return !posts() && post.marks != nullptr; }
   constexpr bool marks() const { return (posts() || hints()) && values == nullptr; }
   constexpr int first_marked_word() const { return (n_first + n_linked) / 32; }
+  // Of the mask's words, the first that is wanted: a hint tells of the CPU's neurons alone.
+  constexpr int first_word() const { return hints() ? first_marked_word() : 0; }
+  constexpr int n_words() const { return (n + 31) / 32 - first_word(); }
 };
 
 #ifdef __CUDACC__
@@ -58,16 +62,39 @@ __device__ __forceinline__ int worker(const NeuronLists& a) {
   return static_cast<int>(blockIdx.x) - (a.posts() ? 1 : 0);
 }
 
-// The messenger's work: what is known before the neurons are, so its time is hidden.
+// The messenger's work: what is known before the neurons are, so its time is hidden. Called by the whole block.
+__device__ __forceinline__ void announce_input(const NeuronLists& a, uint32_t number) {
+  if (threadIdx.x > 0) return;
+  const MailboxMarks marks = MailboxMarks::of(a.n, a.n_first, a.n_first + a.n_linked);
+  raise_flag(a.post, number, a.marks() ? marks.packed() : MailboxMemory::kListFollows);
+}
 __device__ __forceinline__ void post_input(const NeuronLists& a) {
   const uint32_t number = threadIdx.x == 0 ? next_number(a.post) : 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < a.n_x; i += blockDim.x) a.post.x[i] = __ldcg(a.x + i);
   __syncthreads();
-  if (threadIdx.x > 0) return;
-  const MailboxMarks marks = MailboxMarks::of(a.n, a.n_first, a.n_first + a.n_linked);
-  raise_flag(a.post, number, a.marks() ? marks.packed() : MailboxMemory::kListFollows);
+  announce_input(a, number);
 }
+// The same where a norm may have to be done first: its result, which is what is handed over, mostly, is not written yet
+// where readers do the norm on the way. start() before grid_wait().
+template <int kThreads>
+struct Messenger {
+  const NeuronLists& lists;
+  const bool norms, posts_result;
+  NormWriter<kThreads> writer;
+
+  __device__ __forceinline__ Messenger(const NeuronLists& a, const InputNorm& norm)
+      : lists(a), norms(norm.x != nullptr), posts_result(norms && a.x == norm.out.x && a.n_x == norm.n), writer(norm) {}
+  __device__ __forceinline__ void start() {
+    if (norms) writer.start();
+  }
+  __device__ __forceinline__ void run() {
+    const uint32_t number = threadIdx.x == 0 ? next_number(lists.post) : 0;
+    if (norms) writer.run(posts_result ? lists.post.x : nullptr);
+    if (!posts_result) return post_input(lists);
+    announce_input(lists, number);
+  }
+};
 
 // The number that put_mask() needs; asked for early by the thread that will call it.
 __device__ __forceinline__ uint32_t mask_number(const NeuronLists& a) {

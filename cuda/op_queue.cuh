@@ -28,7 +28,15 @@ class OpQueue {
   // To enqueue on.
   operator const Gpu&() {
     flush();
-    return gpu_;
+    return next_kernel();
+  }
+  // Said of the kernel that was enqueued last: the next one need not wait for it, only see to it that it is done in the
+  // end (FfnListArgs::beside).
+  void allow_beside() { beside_ = true; }
+  // Whether the next kernel may do so.
+  bool may_begin_beside() {
+    flush();
+    return beside_;
   }
   const Gpu& properties() const { return gpu_; }
 
@@ -78,8 +86,13 @@ class OpQueue {
   };
   bool may_take_norm(Act in, int64_t n, std::span<const Output> outputs) const;
   void flush_made(const OutputNorm* half = nullptr);
+  const Gpu& next_kernel() {
+    beside_ = false;
+    return gpu_;
+  }
 
   Gpu gpu_;
+  bool beside_ = false;
   UnscaledNorm unscaled_;
   // In the order in which they were issued; a maker and a rotary embedding are never held at the same time.
   std::optional<Made> made_;

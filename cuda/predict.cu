@@ -194,7 +194,8 @@ __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant
     grid_wait();
     post_input(a.lists);
   } else {
-    RowsBlock<D, kChunks> rows(a, worker(a.lists), shared);
+    const int word = a.lists.first_word() + worker(a.lists);
+    RowsBlock<D, kChunks> rows(a, word, shared);
     rows.start();
     const int k = rows.first_row + static_cast<int>(threadIdx.x);
     const float threshold = threadIdx.x < kWarp && k < a.w.rows ? a.threshold[k] : 0.0f;
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant
     const float sum = rows.run(in);
     if (threadIdx.x < kWarp) {
       const unsigned named = __ballot_sync(kAllLanes, k < a.w.rows && sum > threshold);
-      if (threadIdx.x == 0) put_mask(a.lists, worker(a.lists), named, number);
+      if (threadIdx.x == 0) put_mask(a.lists, word, named, number);
     }
   }
   finish_lists(a.lists, shared);
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
       if (lane == 0) input[w] = bits;
     }
     __syncthreads();
-    const int first = worker(a.lists) * 32 + warp * kPerWarp;
+    const int word = a.lists.first_word() + worker(a.lists), first = word * 32 + warp * kPerWarp;
     int differ[kPerWarp] = {};
 #pragma unroll 4
     for (int w = lane; w < a.words; w += kWarp) {
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int i = 1; i < kThreads / kWarp; ++i) bits |= named[i];
-      put_mask(a.lists, worker(a.lists), bits, number);
+      put_mask(a.lists, word, bits, number);
     }
   }
   finish_lists(a.lists, input);
@@ -352,7 +353,7 @@ bool predict_fits(const Predictor& p) {
 void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
              float* hidden) {
   HEARTH_CHECK(norm == nullptr || p.fc1);
-  const int64_t words = ceil_div(p.n(), 32);
+  const int64_t words = lists.n_words();
   if (p.signs != nullptr) {
     const int64_t row_words = ceil_div(p.n_signs, 32);
     return launch(

@@ -18,10 +18,15 @@ void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm
              float* hidden);
 // The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
 // ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. Does nothing and returns false for
-// others. exchange: scratch of its own, with predict_fused_words() words.
+// others. Scratch of its own, each with predict_fused_words() words. After a hint the next kernel may have
+// FfnListArgs::beside.
+struct PredictExchanges {
+  Exchange whole;  // of kernels on all multiprocessors
+  Exchange part;   // of hints, which leave link_blocks()
+};
 size_t predict_fused_words(const Gpu& gpu);
 bool predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
-                   const Exchange& exchange);
+                   const PredictExchanges& exchanges);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
 void relu(const Gpu& gpu, float* x, int64_t n);
 
@@ -46,7 +51,10 @@ struct FfnListArgs {
   const AnswerSource* answer = nullptr;   // to be added in the same pass, or null
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
   Matrix next;                            // what is read first when the answer has come, or empty
+  bool beside = false;  // the kernel before makes nothing that is read here, and lets this one begin when it may
 };
+// Blocks that read neurons in host memory, a multiprocessor each.
+int link_blocks(const Gpu& gpu);
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd);
 // Whether ffn_list() can: gate (where read), up and down_t of one type, rows of whole 16-byte chunks that fit.
 bool ffn_list_fits(const Gpu& gpu, const FfnShard& shard, bool reads_gate);

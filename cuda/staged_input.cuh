@@ -131,20 +131,54 @@ __device__ __forceinline__ void store_norm(const InputNorm& norm, float scale, i
   }
 }
 
-// The whole result. Called by a block, ends with a barrier. In a launch with a hand-off the messenger, which has the
-// time, does it before it hands the result over, instead of the blocks that have products to do.
-__device__ __forceinline__ void write_norm(const InputNorm& norm) {
-  __shared__ float shared[kWarp];
-  const float* squares = norm.unscaled.squares;
-  float sum = 0.0f;
-  for (int i = threadIdx.x; i < (squares != nullptr ? norm.n / 32 : norm.n); i += static_cast<int>(blockDim.x)) {
-    const float v = __ldcg((squares != nullptr ? squares : norm.x) + i);
-    sum += squares != nullptr ? v : v * v;
+// The whole result, by one block. In a launch with a hand-off the messenger does it before it hands the result over,
+// instead of the blocks that have products to do; the CPU waits for it, so all loads are in flight at once.
+template <int kThreads>
+struct NormWriter {
+  static constexpr int kWarps = kThreads / kWarp, kHeld = 16;
+  const InputNorm& norm;
+  float x[kHeld], weight[kHeld];  // lane l has element l of blocks warp, warp + kWarps, ...
+
+  __device__ __forceinline__ explicit NormWriter(const InputNorm& n) : norm(n) {}
+  static __device__ __forceinline__ int block(int k) { return static_cast<int>(threadIdx.x) / kWarp + k * kWarps; }
+  static __device__ __forceinline__ int element(int k) { return static_cast<int>(threadIdx.x) + k * kThreads; }
+  // Requests the weights. May be called before grid_wait().
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) weight[k] = element(k) < norm.n ? norm.weight[element(k)] : 0.0f;
   }
-  const int warps = static_cast<int>(blockDim.x) / kWarp;
-  store_norm(norm, norm.scale(block_sum(sum, shared)), static_cast<int>(threadIdx.x) / kWarp, warps);
-  __syncthreads();
-}
+  // Writes the result, and to `copy` too unless that is null. Called by the whole block, ends with a barrier.
+  __device__ __forceinline__ void run(float* copy) {
+    __shared__ float shared[kWarp];
+    const float* squares = norm.unscaled.squares;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) x[k] = element(k) < norm.n ? __ldcg(norm.x + element(k)) : 0.0f;
+    float sum = 0.0f;
+    if (squares != nullptr) {
+      for (int i = threadIdx.x; i < norm.n / 32; i += kThreads) sum += __ldcg(squares + i);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) sum += x[k] * x[k];
+      for (int k = kHeld; element(k) < norm.n; ++k) {
+        const float v = __ldcg(norm.x + element(k));
+        sum += v * v;
+      }
+    }
+    const float scale = norm.scale(block_sum(sum, shared));
+    const auto store = [&](int k, float value) {
+      if (copy != nullptr) copy[element(k)] = value;
+      norm.store(block(k), value);
+    };
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (element(k) < norm.n) store(k, x[k] * weight[k] * scale);
+    }
+    for (int k = kHeld; element(k) < norm.n; ++k) {
+      store(k, __ldcg(norm.x + element(k)) * norm.weight[element(k)] * scale);
+    }
+    __syncthreads();
+  }
+};
 
 __device__ __forceinline__ float sum_of_squares(const float4& v, float sum) {
   return fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));

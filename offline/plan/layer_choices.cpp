@@ -120,6 +120,8 @@ double LayerCosts::cpu_seconds(const LayerChoice& c, double bytes) const {
 
 double LayerCosts::linked_seconds(const LayerChoice& c, double bytes, bool cpu_rests) const {
   if (bytes <= 0) return 0;
+  // With look-ahead the rows are read beside the next layer's predictor. Its time stands for what they take to begin
+  // with: rows of 0.3, 1.0 and 2.0 MB took 16, 31 and 57 us on an H200.
   return (c.look_ahead ? predictor_seconds() : 0) + cost_.linked(bytes, cpu_rests);
 }
 

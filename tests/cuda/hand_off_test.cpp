@@ -103,19 +103,20 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
   }
 }
 
-// Between two hand-offs the device may tell what the second will bring.
+// Between two hand-offs the device may tell what the second will bring. A rank of 1024 is more rows than eight for each
+// of the multiprocessors that hints use.
 TEST_F(GpuHandOffTest, Hints) {
   std::mt19937 rng(36);
   for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
-    for (const int64_t n_linked : {0, 45}) {
+    for (const auto& [n_linked, rank] : {std::pair<int64_t, int64_t>{0, 64}, {45, 64}, {45, 1024}, {600, 64}}) {
       for (const double density : {0.0, 0.15, 1.0}) {
         const int64_t n = 1003, n_cold = 600, n_embd = 512;
-        SCOPED_TRACE(fmt::format("{} n_linked {} density {}", traits(type).name, n_linked, density));
+        SCOPED_TRACE(fmt::format("{} linked {} rank {} density {}", traits(type).name, n_linked, rank, density));
         const Layer l = make_layer(rng, type, 1, n_embd);
-        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64, type, type, true, true}, l.in.on(kRef),
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, rank, type, type, true, true}, l.in.on(kRef),
                               density);
         std::vector<int32_t> expected = p.named(n, n + n_cold);
-        std::erase_if(expected, [&](int32_t id) { return id < n_linked; });
+        std::erase_if(expected, [&, linked = n_linked](int32_t id) { return id < linked; });
         for (const int s : {kRef, kGpu}) {
           const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
           const auto marks = MailboxMarks::of(n + n_cold, n, static_cast<int32_t>(n + n_linked));
@@ -168,18 +169,21 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         HostShard pinned(*gpu_, linked.on(kRef));
         const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
                               density);
+        // Whose hints pass beside the neurons that are read over the link.
+        const TwinPredictor next(*ref_, *gpu_, rng, {n + n_cold, n_embd, n_linked == 700 ? 1024 : 64, type, type},
+                                 l.in.on(kRef), density);
         const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
             linked_ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n_linked))),
             counts(*ref_, *gpu_, std::vector<int32_t>(4));
         std::vector<std::vector<Received>> got;
         for (const int s : {kRef, kGpu}) {
           const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
-          Server server(*mailbox, n_embd, 2);
+          Server server(*mailbox, n_embd, 4);
           ASSERT_TRUE(device(s).can_link(pinned.shard()));
           const LinkedNeurons far{device(s).link(pinned.shard(), pinned.link_memory()),
                                   {linked_ids.on(s), counts.on(s) + 2},
                                   counts.on(s) + 3};
-          for (int i = 0; i < 2; ++i) {
+          for (int i = 0; i < 4; ++i) {
             device(s).predict(p.on(s), l.in.on(s),
                               {.n_first = n,
                                .first = {ids.on(s), counts.on(s)},
@@ -187,6 +191,7 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
                                .hand_off = {mailbox.get(), l.x.on(s), n_embd},
                                .n_linked = n_linked,
                                .linked = far.named});
+            if (i > 0) device(s).hint(next.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
             SparseArgs sparse;
             sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
             sparse.collect = mailbox.get(), sparse.linked = &far;
@@ -239,6 +244,63 @@ TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
       EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
       expect_received(got[kGpu], got[kRef], true, 2 * bound(type, 1));
       expect_same_x(l, 2 * bound(type, 1));
+    }
+  }
+}
+
+// A norm that is done on the way, by the block that hands its result over.
+TEST_F(GpuHandOffTest, HandsOverWhatItNorms) {
+  std::mt19937 rng(37);
+  for (const DType type : {DType::f16, DType::q8_0}) {
+    for (const int64_t n_embd : {288, 4128, 5120, 8192}) {
+      for (const bool exact : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} n_embd {} {}", traits(type).name, n_embd, exact ? "gates" : "predictor"));
+        const int64_t n = 40, n_cold = 37;
+        const Input factors = make_input(rng, 1, 64);
+        Layer l{make_input(rng, 1, n_embd), TwinShard(*ref_, *gpu_, rng, type, n + n_cold, n_embd, true, true),
+                Twin<float>(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd))), n_embd};
+        l.shard.act = Activation::relu;
+        const TwinMatrix maker(*ref_, *gpu_, rng, DType::f16, n_embd, 64, 0.1f);
+        const Twin<float> weight(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+        const auto make_input_of = [&](int s) {
+          const MatmulPart part{.w = maker.on(s), .y = l.x.on(s), .accumulate = true};
+          device(s).matmul({&part, 1}, factors.on(s), 1);
+          device(s).norm({NormKind::rms, {weight.on(s), n_embd}, {}, 1e-5f, n_embd}, l.x.on(s), 1, l.in.on(s));
+        };
+        make_input_of(kRef);
+        l.shard.keep_gates_from_zero(l.in.on(kRef));
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64, type, type}, l.in.on(kRef), 0.4);
+        l.x.reset(kRef);
+        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))), count(*ref_, *gpu_, {-1});
+        std::vector<std::vector<Received>> got;
+        for (const int s : {kRef, kGpu}) {
+          const auto mailbox = device(s).open_mailbox(n_embd, kMaxIds);
+          Server server(*mailbox, n_embd, 1);
+          make_input_of(s);
+          const HandOff hand_off{mailbox.get(), l.in.on(s).x, n_embd};
+          SparseArgs sparse;
+          sparse.collect = mailbox.get();
+          FfnShard shard = l.shard.on(s);
+          shard.up.rows = shard.down_t.rows = n;
+          if (exact) {
+            sparse.hand_off = hand_off;
+          } else {
+            shard.gate.rows = n;
+            device(s).predict(p.on(s), l.in.on(s),
+                              {.n_first = n, .first = {ids.on(s), count.on(s)}, .rest = {}, .hand_off = hand_off});
+            sparse.predicted = ids.on(s), sparse.n_predicted = count.on(s);
+          }
+          device(s).ffn_sparse(shard, sparse, l.in.on(s), {}, l.x.on(s));
+          device(s).synchronize();
+          got.push_back(server.received());
+        }
+        // Roundings of longer sums than those that bound() is for.
+        const double error = 2 * bound(type, 1) * std::sqrt(static_cast<double>(n_embd) / 288);
+        EXPECT_LE(relative_error(l.in.x.read(kGpu), l.in.x.read(kRef)), 2e-6);
+        expect_received(got[kGpu], got[kRef], exact, error);
+        EXPECT_EQ(got[kGpu][0].x, l.in.x.read(kGpu)) << "the same numbers on both sides";
+        expect_same_x(l, error);
+      }
     }
   }
 }
