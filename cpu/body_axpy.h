@@ -75,23 +75,16 @@ HEARTH_SIMD void add_rows(const RowsView& rows, const RowsView* then, int64_t co
   for (int64_t r = 0; r < rows.n && r < distance; ++r) prefetch<kNear>(row_address(rows, r), 0, bytes);
   const uint8_t *w[kRows], *ahead[kRows];
   int64_t r = 0;
-  const auto find = [&](int n) {
-    for (int i = 0; i < n; ++i) {
-      w[i] = row_address(rows, r + i);
-      ahead[i] = later.row(r + i + distance);
-      if (ahead[i] == nullptr) ahead[i] = w[i];  // nothing follows
-    }
-  };
   for (; r + kRows <= rows.n; r += kRows) {
-    find(kRows);
+    later.group(r, kRows, distance, w, ahead);
     axpy_group<W, kRows, kNear>(w, ahead, cols, v + r, acc);
   }
   for (; r + kRows / 2 <= rows.n; r += kRows / 2) {
-    find(kRows / 2);
+    later.group(r, kRows / 2, distance, w, ahead);
     axpy_group<W, kRows / 2, kNear>(w, ahead, cols, v + r, acc);
   }
   for (; r < rows.n; ++r) {
-    find(1);
+    later.group(r, 1, distance, w, ahead);
     axpy_group<W, 1, kNear>(w, ahead, cols, v + r, acc);
   }
 }

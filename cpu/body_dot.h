@@ -108,8 +108,8 @@ HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead,
 // R rows times one token, with four accumulators each: the additions need not wait for each other. The rows share the
 // loads of x, and each is summed the same way whatever R is. Prefetches as many bytes at each `ahead`.
 template <Elements W, int R, bool kNear>
-HEARTH_SIMD void dot_listed(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
-                            float* y) {
+HEARTH_SIMD void dot_one_token(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
+                               float* y) {
   using Element = typename W::Element;
   constexpr int kStep = 4 * kW;
   const auto* xf = static_cast<const float*>(x);
@@ -151,8 +151,8 @@ HEARTH_SIMD void dot_listed(const uint8_t* const* w, const uint8_t* const* ahead
 }
 
 template <Blocks W, int R, bool kNear>
-HEARTH_SIMD void dot_listed(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
-                            float* y) {
+HEARTH_SIMD void dot_one_token(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const void* x,
+                               float* y) {
   const Q8Row xq = q8_row(x, cols);
   F8 acc[R][4];
 #pragma GCC unroll 4
@@ -193,7 +193,7 @@ HEARTH_SIMD void dot_rows_one(const RowsView& rows, int64_t cols, const void* x,
     const uint8_t* row = row_address(rows, r);
     const int64_t rest = (rows.n - 1 - r) * row_bytes;  // not beyond the last row: what follows is another thread's
     const uint8_t* ahead = row + (rest < kAheadBytes ? rest : kAheadBytes);
-    dot_listed<W, 1, false>(&row, &ahead, cols, x, y + r);
+    dot_one_token<W, 1, false>(&row, &ahead, cols, x, y + r);
   }
 }
 
@@ -209,25 +209,18 @@ HEARTH_SIMD void dot_list_one(const RowsView& rows, const RowsView* then, int64_
   }
   const uint8_t *w[kMost], *ahead[kMost];
   int64_t r = 0;
-  const auto find = [&](int n) {
-    for (int i = 0; i < n; ++i) {
-      w[i] = row_address(rows, r + i);
-      ahead[i] = later.row(r + i + distance);
-      if (ahead[i] == nullptr) ahead[i] = w[i];  // nothing follows
-    }
-  };
   for (; r + 4 <= rows.n; r += 4) {
-    find(4);
-    dot_listed<W, 4, kNear>(w, ahead, cols, x, y + r);
+    later.group(r, 4, distance, w, ahead);
+    dot_one_token<W, 4, kNear>(w, ahead, cols, x, y + r);
   }
   if (r + 2 <= rows.n) {
-    find(2);
-    dot_listed<W, 2, kNear>(w, ahead, cols, x, y + r);
+    later.group(r, 2, distance, w, ahead);
+    dot_one_token<W, 2, kNear>(w, ahead, cols, x, y + r);
     r += 2;
   }
   if (r < rows.n) {
-    find(1);
-    dot_listed<W, 1, kNear>(w, ahead, cols, x, y + r);
+    later.group(r, 1, distance, w, ahead);
+    dot_one_token<W, 1, kNear>(w, ahead, cols, x, y + r);
   }
 }
 

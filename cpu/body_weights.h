@@ -71,6 +71,15 @@ struct Ahead {
     if (r < rows.n) return row_address(rows, r);
     return then != nullptr && r - rows.n < then->n ? row_address(*then, r - rows.n) : nullptr;
   }
+  // Rows [r, r + n), and what is to be asked for while they are read: the rows `distance` further on, or the same where
+  // none follow.
+  HEARTH_SIMD_MEMBER void group(int64_t r, int n, int64_t distance, const uint8_t** w, const uint8_t** ahead) const {
+    for (int i = 0; i < n; ++i) {
+      w[i] = row_address(rows, r + i);
+      ahead[i] = row(r + i + distance);
+      if (ahead[i] == nullptr) ahead[i] = w[i];
+    }
+  }
 };
 // So many pieces of rows, of `bytes` each, are kAheadBytes or more.
 HEARTH_SIMD int64_t pieces_ahead(int64_t bytes) {
