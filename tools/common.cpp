@@ -330,9 +330,7 @@ void Session::start_divided(const ModelOptions& options) {
 // Whether the CPU runs from a copy of the weights.
 bool Session::copies_weights(const ModelOptions& options) const {
   if ((!device_->is_host() && !planned_) || options.mmap) return false;
-  const SystemMemory memory = system_memory();
-  const size_t bytes = model_->weight_bytes();
-  const size_t available = std::min(memory.available, memory.cgroup_limit.value_or(memory.available));
+  const size_t bytes = model_->weight_bytes(), available = system_memory().usable();
   if (options.no_mmap && bytes > available) {
     fail("--no-mmap takes {} of memory for the weights and {} is available; leave it out", human_bytes(bytes),
          human_bytes(available));

@@ -90,7 +90,7 @@ void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gp
   if (o.host_memory) {
     request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
   } else if (!o.cpu_bw) {  // it is this machine that is planned for
-    request.host_memory = system_memory().available;
+    request.host_memory = system_memory().usable();
   }
 }
 

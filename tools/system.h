@@ -1,5 +1,6 @@
 #pragma once
 // What Linux says about this machine and this process.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@ struct SystemMemory {
   std::optional<size_t> cgroup_limit;  // bytes, where a cgroup sets one
   std::string transparent_huge_pages;  // "always", "madvise", "never"; empty when unknown
   size_t huge_pages = 0, huge_pages_free = 0;
+  // What this process may take, at most.
+  size_t usable() const { return std::min(available, cgroup_limit.value_or(available)); }
 };
 SystemMemory system_memory();
 
