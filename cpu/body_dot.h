@@ -209,9 +209,9 @@ HEARTH_SIMD void dot_list_one(const RowsView& rows, const RowsView* then, int64_
   }
   const uint8_t *w[kMost], *ahead[kMost];
   int64_t r = 0;
-  for (; r + 4 <= rows.n; r += 4) {
-    later.group(r, 4, distance, w, ahead);
-    dot_one_token<W, 4, kNear>(w, ahead, cols, x, y + r);
+  for (; r + kMost <= rows.n; r += kMost) {
+    later.group(r, kMost, distance, w, ahead);
+    dot_one_token<W, kMost, kNear>(w, ahead, cols, x, y + r);
   }
   if (r + 2 <= rows.n) {
     later.group(r, 2, distance, w, ahead);

@@ -62,12 +62,13 @@ __device__ __forceinline__ int worker(const NeuronLists& a) {
   return static_cast<int>(blockIdx.x) - (a.posts() ? 1 : 0);
 }
 
-// The messenger's work: what is known before the neurons are, so its time is hidden. Called by the whole block.
+// Tells the CPU that the vector is there, after a barrier with those that wrote it. Called by the whole block.
 __device__ __forceinline__ void announce_input(const NeuronLists& a, uint32_t number) {
   if (threadIdx.x > 0) return;
   const MailboxMarks marks = MailboxMarks::of(a.n, a.n_first, a.n_first + a.n_linked);
   raise_flag(a.post, number, a.marks() ? marks.packed() : MailboxMemory::kListFollows);
 }
+// The messenger's work: what is known before the neurons are, so its time is hidden.
 __device__ __forceinline__ void post_input(const NeuronLists& a) {
   const uint32_t number = threadIdx.x == 0 ? next_number(a.post) : 0;
 #pragma unroll 4

@@ -155,11 +155,9 @@ TEST_P(EngineCases, CopiedWeightsGiveTheSameBits) {
   };
   size_t expected = 0;  // all matrices but an embedding that is not the head; each aligned
   model::Weights all = model_->weights();
-  all.for_each([&](auto& tensor) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(tensor)>, Matrix>) {
-      const bool is_embedding = &tensor == &all.tok_embd || &tensor == &all.pos_embd;
-      if (tensor && !is_embedding && !model_->owns(tensor)) expected += (tensor.bytes() + 63) / 64 * 64;
-    }
+  all.for_each_matrix([&](const Matrix& m) {
+    const bool is_embedding = &m == &all.tok_embd || &m == &all.pos_embd;
+    if (!is_embedding && !model_->owns(m)) expected += (m.bytes() + 63) / 64 * 64;
   });
   EXPECT_EQ(copied_bytes(false), 0u);
   EXPECT_EQ(copied_bytes(true), expected);
