@@ -155,23 +155,22 @@ struct RowSlots {
 };
 
 // kN sums over the lanes of a warp at once: lane l gets that of v[l / (32 / kN)]. kN is a power of two up to 32.
-template <int kN>
+template <int kN, int kHalf = kN / 2, int kOffset = kWarp / 2>
 __device__ __forceinline__ float warp_sums(float (&v)[kN]) {
-  const int lane = threadIdx.x % kWarp;
-  int offset = kWarp / 2;
+  if constexpr (kHalf > 0) {  // by recursion: a loop of 16 values would keep them in memory
+    const bool upper = (threadIdx.x & kOffset) != 0;
 #pragma unroll
-  for (int half = kN / 2; half > 0; half /= 2, offset /= 2) {
-    const bool upper = (lane & offset) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? v[i + half] : v[i], give = upper ? v[i] : v[i + half];
-      v[i] = keep + __shfl_xor_sync(kAllLanes, give, offset);
+    for (int i = 0; i < kHalf; ++i) {
+      const float keep = upper ? v[i + kHalf] : v[i], give = upper ? v[i] : v[i + kHalf];
+      v[i] = keep + __shfl_xor_sync(kAllLanes, give, kOffset);
     }
-  }
-  float sum = v[0];
+    return warp_sums<kN, kHalf / 2, kOffset / 2>(v);
+  } else {
+    float sum = v[0];
 #pragma unroll
-  for (int o = kWarp / 2 / kN; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  return sum;
+    for (int o = kOffset; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+    return sum;
+  }
 }
 
 // Bytes of shared memory for the slots of a block.
