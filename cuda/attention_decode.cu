@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/copy_async.cuh"
+#include "cuda/exchange.cuh"
 #include "cuda/format.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/rope.cuh"
@@ -119,7 +120,7 @@ struct Running {
 
 // Warps of a block: as many as registers allow, so that a short context is one block's work.
 template <int kHeads>
-constexpr int kWarps = kHeads <= 2 ? 16 : (kHeads == 4 ? 8 : 4);
+constexpr int kWarps = kHeads <= 2 ? 16 : 32 / kHeads;
 
 // Output i of the heads from `head` on. Whole warps call it with consecutive i.
 __device__ __forceinline__ void store_output(const DecodeArgs& d, int64_t t, int64_t head, int i, float value) {
@@ -169,31 +170,42 @@ __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n
 template <int kLanes, int kHeads>
 struct NewToken {
   float2 rotation[kLanes * kDims / 2];
-  float head[kHeads + 1][kLanes * kDims];  // the last is the key
+  alignas(16) float head[kHeads + 1][kLanes * kDims];  // the last is the key
   alignas(16) f16_t k[kLanes * kDims], v[kLanes * kDims];
+
+  // Asks for query heads [first, first + n_heads), and for the key and the value of kv_head; the latter comes into
+  // value [head_dim], shared memory, too.
+  __device__ __forceinline__ void request(const RopeKvArgs& a, int64_t first, int n_heads, int64_t kv_head,
+                                          float* value) {
+    const int quads = static_cast<int>(a.head_dim) / 4;
+    for (int i = threadIdx.x; i < (kHeads + 2) * quads; i += blockDim.x) {
+      const int h = i / quads, at = i % quads * 4;
+      if (h >= n_heads && h < kHeads) continue;
+      const float* from = h < kHeads    ? a.q + (first + h) * a.head_dim
+                          : h == kHeads ? a.k + kv_head * a.head_dim
+                                        : a.v + kv_head * a.head_dim;
+      copy_async<16>((h <= kHeads ? head[h] : value) + at, from + at);
+    }
+    end_copy_group();
+  }
 
   __device__ __forceinline__ void find_rotations(const RopeKvArgs& a, int pos) {
     if (a.rope == RopeKind::none) return;
     for (int pair = threadIdx.x; pair < a.n_rot / 2; pair += blockDim.x) rotation[pair] = cuda::rotation(a, pair, pos);
   }
-  // Query heads [first, first + n_heads), and with has_key the new key and value of kv_head.
-  __device__ __forceinline__ void rotate(const RopeKvArgs& a, int64_t first, int n_heads, int64_t kv_head,
-                                         bool has_key) {
+  // The query heads, and with has_key the new key and value, when they have arrived.
+  __device__ __forceinline__ void rotate(const RopeKvArgs& a, int n_heads, bool has_key, const float* value) {
     const int lane = threadIdx.x % kWarp, n = static_cast<int>(a.head_dim);
     for (int h = threadIdx.x / kWarp; h <= kHeads; h += static_cast<int>(blockDim.x) / kWarp) {
       const bool is_key = h == kHeads;
       if (is_key ? !has_key : h >= n_heads) continue;
-      const float* from = is_key ? a.k + kv_head * n : a.q + (first + h) * n;
-      for (int i = lane; i < n; i += kWarp) {
-        head[h][i] = __ldcg(from + i);
-        if (is_key) v[i] = __half_as_ushort(__float2half_rn(__ldcg(a.v + kv_head * n + i)));
-      }
-      __syncwarp();
       const Vector& weight = is_key ? a.k_norm : a.q_norm;
       if (weight.data != nullptr) norm_head(head[h], n, weight.data, a.norm_eps);
       if (a.rope != RopeKind::none) rotate_head(head[h], a, [&](int pair) { return rotation[pair]; });
       if (!is_key) continue;
-      for (int i = lane; i < n; i += kWarp) k[i] = __half_as_ushort(__float2half_rn(head[h][i]));
+      for (int i = lane; i < n; i += kWarp) {
+        k[i] = __half_as_ushort(__float2half_rn(head[h][i])), v[i] = __half_as_ushort(__float2half_rn(value[i]));
+      }
     }
   }
 };
@@ -303,7 +315,7 @@ struct Piece {
 // The states of a block's warps.
 template <int kLanes, int kHeads>
 struct WarpStates {
-  float acc[kWarps<kHeads>][kHeads][kLanes * kDims];
+  alignas(16) float acc[kWarps<kHeads>][kHeads][kLanes * kDims];
   float2 max_sum[kWarps<kHeads>][kHeads];
 
   __device__ __forceinline__ void store(const Running<kLanes, kHeads>& state) {
@@ -319,20 +331,18 @@ struct WarpStates {
   // Merges them into the piece's output, which is the result where there is no other piece.
   __device__ __forceinline__ void merge(const Piece<kLanes, kHeads>& p) const {
     const DecodeArgs& d = p.d;
-    const int n = static_cast<int>(d.a.head_dim);
-    for (int i = threadIdx.x; i < p.n_heads * n; i += Piece<kLanes, kHeads>::kThreads) {
-      const int g = i / n, c = i % n;
-      float top = kNone, sum = 0.0f, total = 0.0f;
+    const int n = static_cast<int>(d.a.head_dim), column_blocks = (n + kWarp - 1) / kWarp;
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    for (int block = warp; block < p.n_heads * column_blocks; block += kWarps<kHeads>) {
+      const int g = block / column_blocks, c = block % column_blocks * kWarp + lane;
+      const float2 own = lane < kWarps<kHeads> ? max_sum[lane][g] : make_float2(kNone, 0.0f);  // of warp `lane`
+      const float top = warp_max(own.x), scale = exp2f(own.x - top), sum = group_sum(scale * own.y);
+      float total = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kWarps<kHeads>; ++w) top = fmaxf(top, max_sum[w][g].x);
-#pragma unroll
-      for (int w = 0; w < kWarps<kHeads>; ++w) {
-        const float scale = exp2f(max_sum[w][g].x - top);
-        sum = fmaf(scale, max_sum[w][g].y, sum);
-        total = fmaf(scale, acc[w][g][c], total);
-      }
+      for (int w = 0; w < kWarps<kHeads>; ++w) total = fmaf(__shfl_sync(kAllLanes, scale, w), acc[w][g][c], total);
+      if (c >= n) continue;
       if (p.splits == 1) {
-        store_output(d, p.t, p.head, i, (1.0f / sum) * total);
+        store_output(d, p.t, p.head, g * n + c, (1.0f / sum) * total);
         continue;
       }
       const int64_t at = (p.t * d.a.n_head + p.head + g) * d.max_splits + blockIdx.x;
@@ -345,15 +355,13 @@ struct WarpStates {
 // Whether this block is the last of the token's pieces of these heads to have written its output.
 __device__ __forceinline__ bool is_last(const DecodeArgs& d, int64_t t, int splits) {
   __shared__ bool last;
-  __threadfence();  // the piece is visible before it is counted
   __syncthreads();
   if (threadIdx.x == 0) {
-    unsigned& finished = d.finished[t * gridDim.y + blockIdx.y];
-    last = atomicAdd(&finished, 1u) == static_cast<unsigned>(splits) - 1;
-    if (last) finished = 0;  // for the next launch
+    unsigned* finished = d.finished + t * gridDim.y + blockIdx.y;
+    last = count_arrival(finished) == static_cast<unsigned>(splits) - 1;
+    if (last) *finished = 0;  // for the next launch
   }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 
@@ -363,6 +371,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   using Work = Piece<kLanes, kHeads>;
   constexpr int kStep = Work::kGroups * kBatch;
   __shared__ WarpStates<kLanes, kHeads> states;
+  float* const new_value = states.acc[0][0];  // not needed before the first warp is done
   __shared__ NewToken<kLanes, kHeads> token;
   grid_trigger();
   Work p(d);
@@ -372,8 +381,10 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   p.prefetch();
   grid_wait();
   const int pos = __ldcg(d.a.pos + p.t);
+  if (p.rotates) token.request(d.rope, p.head, p.n_heads, p.kv_head, new_value);
   KvBatch batch;
   p.load(batch, p.first);
+  wait_copy_groups<0>();
   if (pos != p.pos) {
     p.place(pos);
     if (p.rotates) token.find_rotations(d.rope, pos);
@@ -382,7 +393,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   if (p.first >= p.last) return;
   if (p.rotates) {
     __syncthreads();
-    token.rotate(d.rope, p.head, p.n_heads, p.kv_head, p.has_pos);
+    token.rotate(d.rope, p.n_heads, p.has_pos, new_value);
     __syncthreads();
     if (p.has_pos && p.head == p.kv_head * d.group) p.store_kv(token);
   }

@@ -1,11 +1,11 @@
 #pragma once
-// Values that the blocks of one kernel hand each other: every value travels with the launch's number in one 8-byte
-// word, so that whoever reads it knows whether it has come. That takes about as long as one trip to the second-level
-// cache, where the end of a kernel and the start of the next take several, and what else the blocks have asked for
-// keeps coming meanwhile.
+// What the blocks of one kernel hand each other. Every value travels with the launch's number in one 8-byte word, so
+// that whoever reads it knows whether it has come. That takes about as long as one trip to the second-level cache,
+// where the end of a kernel and the start of the next take several, and what else the blocks have asked for keeps
+// coming meanwhile.
 //
-// Blocks wait for each other, so all of them must be resident: such kernels have one block a multiprocessor. A kernel
-// that may start beside one does so when every block has begun.
+// Blocks wait for each other then, so all of them must be resident: such kernels have one block a multiprocessor. A
+// kernel that may start beside one does so when every block has begun.
 #include "cuda/launch.cuh"
 
 namespace hearth::cuda {
@@ -16,6 +16,13 @@ struct Exchange {
 };
 
 #ifdef __CUDACC__
+// Counts one more block; returns how many did before. Called by one thread of the block, behind a barrier: what the
+// block wrote before that, later callers see.
+__device__ __forceinline__ unsigned count_arrival(unsigned* arrived) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+  return before;
+}
 // The launch's number: each block counts its launches. One thread of every block calls the first after grid_wait(), and
 // some time later the second.
 __device__ __forceinline__ uint32_t launch_number(const Exchange& e) {

@@ -16,7 +16,7 @@ constexpr int64_t round_up(int64_t a, int64_t b) {
 // --- decode attention: the context is split over blocks ---
 // The pieces depend on the actual length and the device alone, never on the bound that fixed the grid, so that a graph
 // captured for a long context gives bitwise the results of one captured for a short context.
-constexpr int64_t kMinSplitKeys = 256;
+constexpr int64_t kMinSplitKeys = 128;  // what a block takes at once, where every query head has its keys
 constexpr int64_t kMaxSplits = 128;
 
 // Most pieces that a context is cut into: the blocks of all heads together fill the GPU once.
