@@ -141,6 +141,8 @@ class CudaDevice final : public Device, public DeviceClock {
   }
   // Scratch for the lists of n neurons, and the hand-off's end of them.
   NeuronLists neuron_lists(int64_t n, int64_t n_first, const HandOff& hand_off);
+  // The mask, and the lists unless they are deferred.
+  void name_neurons(const Predictor& predictor, Act in, const NeuronLists& lists);
   void ffn_fused(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y);
   Gemm& gemm() {  // it enqueues by itself
     gpu_.flush();
@@ -473,6 +475,12 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   if (args.n_first > 0) lists.first = args.first;
   if (!lists.posts() && args.n_first + args.n_linked < p.n()) lists.rest = args.rest;
   if (args.n_linked > 0) lists.n_linked = static_cast<int>(args.n_linked), lists.linked = args.linked;
+  lists.deferred = lists.can_defer();
+  name_neurons(p, in, lists);
+  if (lists.deferred) gpu_.hold(lists);
+}
+
+void CudaDevice::name_neurons(const Predictor& p, Act in, const NeuronLists& lists) {
   if (predict_fits(p)) {
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
@@ -501,7 +509,12 @@ void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
   lists.n_linked = static_cast<int>(args.n_linked);
   lists.post = own(*args.mailbox).hint_target(p.n() - args.n_first);
   if (lists.n_words() == 0) return;
-  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchanges)) return gpu_.allow_beside();
+  const auto held = gpu_.take_lists();
+  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchanges)) {
+    if (held) gpu_.hold(*held);  // their mask is not touched
+    return gpu_.allow_beside();
+  }
+  if (held) make_lists(gpu_, *held);
   cuda::predict(gpu_, p, in, nullptr, lists, scratch_.up);
 }
 
@@ -528,17 +541,26 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
 void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
   const bool exact = sparse.predicted == nullptr;
   FfnListArgs list{.ids = sparse.predicted, .count = sparse.n_predicted, .threshold = sparse.threshold};
+  NeuronLists lists;
   if (exact) {
-    NeuronLists lists = neuron_lists(s.n(), s.n_whole(), sparse.hand_off);
+    lists = neuron_lists(s.n(), s.n_whole(), sparse.hand_off);
     lists.first = {scratch_.ids, scratch_.count}, lists.first_ids_copy = sparse.active_ids;
     if (lists.posts()) lists.values = scratch_.gate;
+    lists.deferred = lists.can_defer();
     const OpQueue::Output output{scratch_.gate, s.n()};
     const auto norm = gpu_.take_norm(in, s.gate, {&output, 1});
     ffn_gates(gpu_, s, sparse.threshold, in, norm ? &*norm : nullptr, scratch_.gate, lists);
     list.ids = scratch_.ids, list.count = scratch_.count, list.values = scratch_.gate;
-  } else if (sparse.active_ids != nullptr) {
-    list.gate_out = scratch_.gate;
+  } else {
+    const auto held = gpu_.take_lists();
+    if (held && held->go_to(sparse.predicted, sparse.linked != nullptr ? sparse.linked->named.ids : nullptr)) {
+      lists = *held;
+    } else if (held) {
+      make_lists(gpu_, *held);
+    }
+    if (sparse.active_ids != nullptr) list.gate_out = scratch_.gate;
   }
+  if (lists.deferred) list.made_of = &lists;
   AnswerSource answer;
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
   list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
       if (lane == 0) a.lists.mask[block] = active;
     }
   }
-  if (arrive_last(a.lists.arrived)) write_lists<kThreads>(a.lists, shared);
+  finish_lists<kThreads>(a.lists, shared);
 }
 
 }  // namespace

@@ -31,13 +31,16 @@ struct ListPart {
   NeuronArgs neuron;
   const int32_t* ids;
   const int32_t* count;
+  NeuronList made;  // with a mask: gets the list
+  int from, n;      // and the list's bits
   const float* values;
   float* gate_out;
   int first_block, blocks;
 };
 
 struct ListKernelArgs {
-  ListPart parts[2];  // of host memory; of the device's. Blocks of the first part come first.
+  ListPart parts[2];     // of host memory; of the device's. Blocks of the first part come first.
+  const uint32_t* mask;  // of what the lists are to be made; null: they are there
   float threshold;
   Act in;
   float* partial;         // [gridDim.x][cols]
@@ -71,7 +74,7 @@ struct ListBlock {
   const int32_t* ids;          // of the tile, in shared memory
   const float* known;          // act(gate) of the tile's neurons, with part.values
   int n;                       // neurons in the tile
-  int64_t list_first, list_step;
+  int list_first, list_step;
   int n_active = 0;
 
   __device__ ListBlock(const ListKernelArgs& args, const ListPart& own, uint4* shared)
@@ -287,23 +290,35 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   grid_trigger();
   if (!a.beside) grid_wait();
   const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
-  const int64_t count = __ldcg(part.count), first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
+  const int first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
+  const bool masked = a.mask != nullptr;
+  int count = masked ? 0 : __ldcg(part.count);
   ListBlock<D, kChunks> block(a, part, shared);
   block.in.load(a.in, part.shard.down_t.cols, block.t, a.threads);
   block.ids = ids, block.known = known, block.list_step = step;
+  const auto take = [&](int i, int32_t id) {
+    ids[i] = id;
+    if (part.values != nullptr) known[i] = __ldcg(part.values + id);
+  };
   // The block has positions first, first + step, ... of the list.
-  const int64_t share = count > first ? (count - first + step - 1) / step : 0;
-  const bool at_once = part.values != nullptr || share <= block.kShortBatches * block.groups * a.batch;
-  for (int64_t tile = 0; tile < share; tile += kTile) {
-    block.n = static_cast<int>(share - tile < kTile ? share - tile : kTile);
+#pragma unroll 1
+  for (int tile = 0, share = 1; tile < share; tile += kTile) {
     block.list_first = first + tile * step;
     __syncthreads();
-    for (int i = threadIdx.x; i < block.n; i += blockDim.x) {
-      ids[i] = __ldcg(part.ids + block.list_first + i * step);
-      if (part.values != nullptr) known[i] = __ldcg(part.values + ids[i]);
+    if (masked) {
+      count = each_masked(a.mask, part.from, part.n, block.list_first, step, kTile, [&](int i, int32_t id) {
+        take(i, id);
+        part.made.ids[block.list_first + i * step] = id;
+      });
+    } else {
+      for (int i = threadIdx.x; i < kTile && block.list_first + i * step < count; i += blockDim.x) {
+        take(i, __ldcg(part.ids + block.list_first + i * step));
+      }
     }
+    share = count > first ? (count - first + step - 1) / step : 0;
+    block.n = min(share - tile, kTile);
     __syncthreads();
-    if (at_once) {
+    if (part.values != nullptr || share <= block.kShortBatches * block.groups * a.batch) {
       block.template run_tile<true>(sums);
     } else {
       block.template run_tile<false>(sums);
@@ -327,6 +342,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   if (threadIdx.x != 0) return;
   int total = 0;
   for (int g = 0; g < block.groups; ++g) total += active[g];
+  if (masked && first == 0) *part.made.count = count;
   a.n_active[blockIdx.x] = total;
 }
 
@@ -490,12 +506,27 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
     HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type &&
                  l->shard.down_t.cols == n);
     merge.link_splits = link_blocks(gpu), merge.n_linked_active = l->n_active;
-    args.parts[0] = {l->shard, neuron_args(l->shard), l->named.ids, l->named.count, nullptr, nullptr,
-                     0,        merge.link_splits};
+    args.parts[0] = {.shard = l->shard,
+                     .neuron = neuron_args(l->shard),
+                     .ids = l->named.ids,
+                     .count = l->named.count,
+                     .blocks = merge.link_splits};
   }
   const int first = args.parts[0].blocks;
-  args.parts[1] = {s,           neuron_args(s), list.ids, list.count,
-                   list.values, list.gate_out,  first,    static_cast<int>(blocks) - first};
+  args.parts[1] = {.shard = s,
+                   .neuron = neuron_args(s),
+                   .ids = list.ids,
+                   .count = list.count,
+                   .values = list.values,
+                   .gate_out = list.gate_out,
+                   .first_block = first,
+                   .blocks = static_cast<int>(blocks) - first};
+  if (const NeuronLists* l = list.made_of; l != nullptr) {
+    HEARTH_CHECK(l->first.ids == list.ids && (l->n_linked > 0) == (list.linked != nullptr));
+    args.mask = l->mask;
+    args.parts[0].made = l->linked, args.parts[0].from = l->n_first, args.parts[0].n = l->n_linked;
+    args.parts[1].made = l->first, args.parts[1].n = l->n_first;
+  }
   // Nothing else runs until the CPU has answered: half the cache is free for what is read then. On an H200, whose cache
   // holds a quarter of a layer's QKV, that takes 1 of 22 us off their product.
   if (list.answer != nullptr && list.next) {

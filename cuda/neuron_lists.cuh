@@ -1,7 +1,9 @@
 #pragma once
 // From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
-// kernel of its own: the block that finishes last makes the lists. The CPU gets the vector first; its neurons as marks,
-// from each block as soon as it knows them; with values, as a list.
+// kernel of its own: the block that finishes last makes the lists, or those that read them find their shares in the
+// mask. The CPU gets the vector first; its neurons as marks, from each block as soon as it knows them; with values, as
+// a list.
+#include "cuda/exchange.cuh"
 #include "cuda/mailbox.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/staged_input.cuh"
@@ -27,9 +29,18 @@ struct NeuronLists {
   const float* x = nullptr;  // [n_x]
   int64_t n_x = 0;
   const float* values = nullptr;  // [n] what goes along with the ids of `rest`, or null
+  bool deferred = false;          // only the mask is made: the lists by whoever reads them (FfnListArgs::made_of)
   constexpr bool posts() const { return post.posted != nullptr; }
   // Only marks are wanted, of a hand-off to come (CudaMailbox::hint_target()).
   constexpr bool hints() const { return !posts() && post.marks != nullptr; }
+  // Whether lists that are all on this device, and for its FFN alone, can be deferred.
+  constexpr bool can_defer() const {
+    return !posts() && !hints() && first.ids != nullptr && first_ids_copy == nullptr && rest.ids == nullptr;
+  }
+  // Whether they go there; a list that is not wanted is null.
+  constexpr bool go_to(const int32_t* first_ids, const int32_t* linked_ids) const {
+    return first.ids == first_ids && linked.ids == linked_ids;
+  }
   constexpr bool marks() const { return (posts() || hints()) && values == nullptr; }
   constexpr int first_marked_word() const { return (n_first + n_linked) / 32; }
   // Of the mask's words, the first that is wanted: a hint tells of the CPU's neurons alone.
@@ -44,9 +55,7 @@ __device__ __forceinline__ bool arrive_last(unsigned* arrived) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    unsigned before;  // releases what the block wrote, and acquires what the others did
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
-    last = before == gridDim.x - 1;
+    last = count_arrival(arrived) == gridDim.x - 1;
     if (last) *arrived = 0;
   }
   __syncthreads();
@@ -212,6 +221,61 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
   });
   if (threadIdx.x == 0) *a.first.count = total.x;
 }
+
+// The same, where the lists are wanted at once, at the end of a kernel that has made the mask.
+template <int kThreads>
+__device__ __forceinline__ void finish_lists(const NeuronLists& a, void* shared) {
+  if (a.hints() || a.deferred) return;
+  if (arrive_last(a.arrived)) write_lists<kThreads>(a, shared);
+}
+
+// The list of the neurons that bits [from, from + n) of a mask name, numbered from 0, as one of many blocks reads it:
+// calls f(i, neuron) for those at positions first + i * step of the list, i in [0, most), and returns the length of the
+// list. Called by the whole block. Short, as write_lists() is.
+template <typename F>
+__device__ __forceinline__ int each_masked(const uint32_t* mask, int from, int n, int first, int step, int most,
+                                           F&& f) {
+  __shared__ int sums[kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int skip = from % 32, n_words = (skip + n + 31) / 32;
+  int length = 0;
+#pragma unroll 1
+  for (int base = 0; base < n_words; base += static_cast<int>(blockDim.x)) {
+    const int w = base + static_cast<int>(threadIdx.x);
+    uint32_t left = 0;
+    if (w < n_words) {
+      const int end = skip + n - w * 32;  // bits from there on are not the list's
+      left = __ldcg(mask + from / 32 + w);
+      if (w == 0) left &= ~0u << skip;
+      if (end < 32) left &= (1u << end) - 1u;
+    }
+    const int own = __popc(left);
+    int at = own;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int v = __shfl_up_sync(kAllLanes, at, o);
+      if (lane >= o) at += v;
+    }
+    if (base > 0) __syncthreads();
+    if (lane == kWarp - 1) sums[warp] = at;
+    __syncthreads();
+    const int of_warp = lane < warps ? sums[lane] : 0;
+    const int end = length + warp_sum(lane < warp ? of_warp : 0) + at;
+    length += warp_sum(of_warp);
+    at = end - own;  // of the word's first neuron
+    int i = at > first ? (at - first + step - 1) / step : 0;
+#pragma unroll 1
+    for (; i < most && first + i * step < end; ++i) {
+#pragma unroll 1
+      for (; at < first + i * step; ++at) left &= left - 1;
+      f(i, w * 32 + __ffs(static_cast<int>(left)) - 1 - skip);
+    }
+  }
+  return length;
+}
 #endif
+
+// The lists of a mask, by a kernel of its own: where they were deferred, but nobody makes them on the way.
+void make_lists(const Gpu& gpu, const NeuronLists& lists);
 
 }  // namespace hearth::cuda

@@ -27,6 +27,7 @@ void OpQueue::flush() {
     cuda::norm(next_kernel(), n.args, n.x, 1, n.out);
   }
   if (rope_) cuda::rope_kv(next_kernel(), *std::exchange(rope_, std::nullopt), 1);
+  if (lists_) make_lists(next_kernel(), *std::exchange(lists_, std::nullopt));
 }
 
 void OpQueue::make(const float* y, int64_t n, Maker enqueue) {

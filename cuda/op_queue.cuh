@@ -12,10 +12,15 @@
 //   maker, norm, other reader       maker, reader (with the norm if it can by itself)
 //   maker, norm, anything else      maker, norm, anything else
 //   maker, anything else            maker, anything else
+//
+// Lists of neurons are held while the kernel that made their mask was the last: the FFN finds its shares in the mask
+// sooner than that kernel would have had the lists ready.
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "cuda/kernels.cuh"
+#include "cuda/neuron_lists.cuh"
 #include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
@@ -72,6 +77,9 @@ class OpQueue {
                                      Reader reader = Reader::product);
   // The held rotary embedding, if `args` and `out` are the attention that it belongs to.
   std::optional<RopeKvArgs> take_rope(const AttentionArgs& args, int64_t T, Act out);
+  // Deferred lists, whose mask the kernel makes that was enqueued last.
+  void hold(const NeuronLists& lists) { lists_ = lists; }
+  std::optional<NeuronLists> take_lists() { return std::exchange(lists_, std::nullopt); }
 
  private:
   struct Made {
@@ -94,10 +102,11 @@ class OpQueue {
   Gpu gpu_;
   bool beside_ = false;
   UnscaledNorm unscaled_;
-  // In the order in which they were issued; a maker and a rotary embedding are never held at the same time.
+  // In the order in which they were issued; only a maker and a norm are ever held at the same time.
   std::optional<Made> made_;
   std::optional<Norm> norm_;
   std::optional<RopeKvArgs> rope_;
+  std::optional<NeuronLists> lists_;
 };
 
 }  // namespace hearth::cuda

@@ -181,11 +181,6 @@ __global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_consta
   a.hidden[k] = a.relu ? fmaxf(sum, 0.0f) : sum;
 }
 
-__device__ __forceinline__ void finish_lists(const NeuronLists& lists, void* shared) {
-  if (lists.hints()) return;  // the marks are all that is wanted
-  if (arrive_last(lists.arrived)) write_lists<kThreads>(lists, shared);
-}
-
 template <DType D, int kChunks>
 __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant__ RowsArgs a) {
   extern __shared__ uint4 shared[];
@@ -209,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant
       if (threadIdx.x == 0) put_mask(a.lists, word, named, number);
     }
   }
-  finish_lists(a.lists, shared);
+  finish_lists<kThreads>(a.lists, shared);
 }
 
 struct SignArgs {
@@ -262,7 +257,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ 
       put_mask(a.lists, word, bits, number);
     }
   }
-  finish_lists(a.lists, input);
+  finish_lists<kThreads>(a.lists, input);
 }
 
 // The mask from scores: a word a warp.
@@ -278,7 +273,14 @@ __global__ void __launch_bounds__(kThreads)
     const unsigned named = __ballot_sync(kAllLanes, k < lists.n && __ldcg(score + k) > threshold[k]);
     if (k % kWarp == 0 && k < lists.n) put_mask(lists, k / kWarp, named, mask_number(lists));
   }
-  finish_lists(lists, shared);
+  finish_lists<kThreads>(lists, shared);
+}
+
+__global__ void __launch_bounds__(kThreads) lists_kernel(const __grid_constant__ NeuronLists lists) {
+  extern __shared__ uint4 shared[];
+  grid_trigger();
+  grid_wait();
+  write_lists<kThreads>(lists, shared);
 }
 
 __global__ void relu_kernel(float* x, int64_t n) {
@@ -379,6 +381,10 @@ void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, 
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists) {
   launch(gpu, score_kernel, list_grid(lists, ceil_div(lists.n, kThreads)), kThreads, kListSharedBytes, score, threshold,
          lists);
+}
+
+void make_lists(const Gpu& gpu, const NeuronLists& lists) {
+  launch(gpu, lists_kernel, 1, kThreads, kListSharedBytes, lists);
 }
 
 void relu(const Gpu& gpu, float* x, int64_t n) {

@@ -324,9 +324,10 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         if (lane == 0) named[warp] = word;
         if (lane == 0 && first_row + warp * 32 < a.lists.n) {
           mark_word(a.lists, first_word + warp, word, mark);
+          if (a.lists.deferred) a.lists.mask[first_word + warp] = word;
         }
       }
-      if (!hint) list_own(a, block, named, number, mark);
+      if (!hint && !a.lists.deferred) list_own(a, block, named, number, mark);
     }
   }
 }

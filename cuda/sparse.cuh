@@ -50,6 +50,7 @@ struct FfnListArgs {
   int32_t* n_active = nullptr;    // out, optional
   const AnswerSource* answer = nullptr;   // to be added in the same pass, or null
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
+  const NeuronLists* made_of = nullptr;   // the list, and the linked one, are yet to be made, of this mask; or null
   Matrix next;                            // what is read first when the answer has come, or empty
   bool beside = false;  // the kernel before makes nothing that is read here, and lets this one begin when it may
 };

@@ -211,6 +211,90 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
   }
 }
 
+// Without a hand-off the FFN finds the predicted neurons by itself if it comes next. Whatever comes between, the lists
+// are the same, and so are the sums, to the bit.
+TEST_F(GpuHandOffTest, ListsThatNobodyHandsOver) {
+  std::mt19937 rng(38);
+  struct Case {
+    int64_t n, n_linked, n_embd;
+  };
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    for (const auto& [n, n_linked, n_embd] : {Case{1, 0, 160},
+                                              {903, 0, 2592},
+                                              {903, 5, 160},
+                                              {32, 64, 160},
+                                              {1999, 700, 288},
+                                              {9001, 0, 96},
+                                              {8001, 1203, 96}}) {
+      for (const double density : {0.0, 0.11, 1.0}) {
+        SCOPED_TRACE(
+            fmt::format("{} n {} linked {} n_embd {} density {}", traits(type).name, n, n_linked, n_embd, density));
+        Layer l = make_layer(rng, type, n, n_embd);
+        l.shard.keep_gates_from_zero(l.in.on(kRef));
+        TwinShard linked(*ref_, *gpu_, rng, type, std::max<int64_t>(n_linked, 1), n_embd, true, true);
+        linked.act = Activation::relu;
+        linked.keep_gates_from_zero(l.in.on(kRef));
+        HostShard pinned(*gpu_, linked.on(kRef));
+        const PredictorShape shape{n + n_linked, n_embd, 96, type, type, true, true};
+        const TwinPredictor p(*ref_, *gpu_, rng, shape, l.in.on(kRef), density),
+            other(*ref_, *gpu_, rng, shape, l.in.on(kRef), 0.3);
+        const auto room = [&](int64_t size) {
+          return Twin<int32_t>(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(size), -1));
+        };
+        const Twin<int32_t> ids = room(n), other_ids = room(n), linked_ids = room(std::max<int64_t>(n_linked, 1)),
+                            other_linked = room(std::max<int64_t>(n_linked, 1)), counts = room(4),
+                            other_counts = room(4);
+        const std::vector<float> start = random_normal(rng, static_cast<size_t>(n_embd));
+        const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds + 8192);
+        const auto run = [&](int s, auto&& between) {
+          const Twin<float> y(*ref_, *gpu_, start);
+          const LinkedNeurons far{device(s).link(pinned.shard(), pinned.link_memory()),
+                                  {linked_ids.on(s), counts.on(s) + 2},
+                                  counts.on(s) + 3};
+          PredictArgs args{.n_first = n, .first = {ids.on(s), counts.on(s)}, .rest = {}, .hand_off = {}};
+          if (n_linked > 0) args.n_linked = n_linked, args.linked = far.named;
+          device(s).predict(p.on(s), l.in.on(s), args);
+          between();
+          SparseArgs sparse;
+          sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
+          if (n_linked > 0) sparse.linked = &far;
+          device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, y.on(s));
+          return y.read(s);
+        };
+        const auto expect_lists = [&] {
+          EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
+          const auto first = [&](const Twin<int32_t>& of, const std::vector<int32_t>& expected) {
+            std::vector<int32_t> got = of.read(kGpu);
+            got.resize(expected.size());
+            EXPECT_EQ(got, expected);
+          };
+          first(ids, p.named(0, n));
+          if (n_linked > 0) first(linked_ids, p.named(n, n + n_linked));
+        };
+        const std::vector<float> expected = run(kRef, [] {}), y = run(kGpu, [] {});
+        EXPECT_LE(relative_error(y, expected), 2 * bound(type, 1));
+        expect_lists();
+        EXPECT_EQ(run(kGpu, [&] { gpu_->synchronize(); }), y);
+        expect_lists();
+        EXPECT_EQ(run(kGpu, [&] { gpu_->hint(other.on(kGpu), l.in.on(kGpu), {mailbox.get(), n / 2, 0}); }), y);
+        expect_lists();
+        EXPECT_EQ(
+            run(kGpu,
+                [&] {
+                  PredictArgs args{
+                      .n_first = n, .first = {other_ids.on(kGpu), other_counts.on(kGpu)}, .rest = {}, .hand_off = {}};
+                  if (n_linked > 0)
+                    args.n_linked = n_linked, args.linked = {other_linked.on(kGpu), other_counts.on(kGpu) + 1};
+                  gpu_->predict(other.on(kGpu), l.in.on(kGpu), args);
+                }),
+            y);
+        expect_lists();
+        EXPECT_EQ(other_counts.read(kGpu)[0], static_cast<int32_t>(other.named(0, n).size()));
+      }
+    }
+  }
+}
+
 // The device has only the gate rows of the last neurons.
 TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
   std::mt19937 rng(32);
