@@ -48,13 +48,16 @@ inline Goldens read_goldens(const std::filesystem::path& directory) {
   return goldens;
 }
 
+// The larger of `worst` and |a - b|; infinite when that is not a number.
+inline double worse_difference(double worst, float a, float b) {
+  const double d = std::fabs(static_cast<double>(a) - b);
+  return std::isnan(d) ? INFINITY : std::max(worst, d);
+}
+
 // The largest difference from the logits that are recorded: all, or the largest.
 inline double golden_error(std::span<const float> logits, const Golden& g) {
   double worst = 0;
-  const auto see = [&](size_t id, float recorded) {
-    const double d = std::fabs(static_cast<double>(logits[id]) - recorded);
-    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
-  };
+  const auto see = [&](size_t id, float recorded) { worst = worse_difference(worst, logits[id], recorded); };
   for (size_t i = 0; i < g.last_logits.size(); ++i) see(i, g.last_logits[i]);
   for (size_t i = 0; i < g.top_ids.size(); ++i) see(static_cast<size_t>(g.top_ids[i]), g.top_logits[i]);
   return worst;

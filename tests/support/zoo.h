@@ -71,10 +71,7 @@ inline double rms(std::span<const float> x) {
 inline double worst_difference(std::span<const float> a, std::span<const float> b) {
   EXPECT_EQ(a.size(), b.size());
   double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
-    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
-  }
+  for (size_t i = 0; i < a.size(); ++i) worst = worse_difference(worst, a[i], b[i]);
   return worst;
 }
 
