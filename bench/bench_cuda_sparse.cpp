@@ -37,7 +37,7 @@ class EchoServer {
   EchoServer(Mailbox& mailbox, int64_t n)
       : thread_([&mailbox, n] {
           std::memset(mailbox.answer_buffer(), 0, kEmbd * sizeof(float));
-          for (int64_t i = 0; i < n; ++i) mailbox.wait_request(), mailbox.answer();
+          for (int64_t i = 0; i < n; ++i) mailbox.wait_request(), mailbox.publish(0, kEmbd), mailbox.answer();
         }) {}
   ~EchoServer() { thread_.join(); }
 

@@ -121,15 +121,15 @@ class CpuDevice final : public HostDevice {
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).
   void multiply_up(const FfnShard& shard, Act in, const Candidates& c, int64_t piece, int thread) const;
-  // Copies the finds of all pieces one behind the other to ids and values, which may be c.ids and c.values themselves;
-  // not those whose value is zero because up is (dReLU).
+  // Copies the finds of pieces [first, last) one behind the other to ids and values, which may be c.ids and c.values
+  // themselves; not those whose value is zero because up is (dReLU).
   struct Found {
     const int32_t* ids = nullptr;
     const float* values = nullptr;
     int64_t n = 0, n_active = 0;  // copied; all
     bool near = false;            // Candidates::near
   };
-  static Found join_pieces(const Candidates& c, int32_t* ids, float* values);
+  static Found join_pieces(const Candidates& c, int64_t first, int64_t last, int32_t* ids, float* values);
   // Copies the finds' ids, if wanted. Not after join_pieces() in place.
   static void list_active(const Candidates& c, int32_t* ids);
   // How the partial sums of the down projection, lane after lane, are shared out to the threads: by whole blocks.

@@ -1,7 +1,7 @@
 // The gate-first sparse feed-forward network of one token, in one dispatch of the team: the neurons (rows of gate and
 // up), then the down projection by parts of its columns, of a long list in a few partial sums of neurons, then those
-// sums. What is summed in which order depends on the list of active neurons alone, so the rest is cut as the threads'
-// number and speeds suggest.
+// sums. In a short list the down projection begins while others are at their neurons. What is summed in which order
+// depends on the list of active neurons alone, so the rest is cut as the threads' number and speeds suggest.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -75,13 +75,13 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
   }
 }
 
-CpuDevice::Found CpuDevice::join_pieces(const Candidates& c, int32_t* ids, float* values) {
+CpuDevice::Found CpuDevice::join_pieces(const Candidates& c, int64_t first, int64_t last, int32_t* ids, float* values) {
   Found found{.ids = ids, .values = values, .near = c.near};
-  for (int64_t piece = 0; piece < c.n_pieces; ++piece) {  // from other cores, at the same time
+  for (int64_t piece = first; piece < last; ++piece) {  // from other cores, at the same time
     prefetch<For::soon>(c.ids + c.slot(piece), sizeof(int32_t));
     prefetch<For::soon>(c.values + c.slot(piece), sizeof(float));
   }
-  for (int64_t piece = 0; piece < c.n_pieces; ++piece) {
+  for (int64_t piece = first; piece < last; ++piece) {
     const int32_t* from = c.ids + c.slot(piece);
     const float* z = c.values + c.slot(piece);
     const int64_t n = *from++;
@@ -220,46 +220,77 @@ void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, 
     const Candidates c = candidates(0, n, sparse.predicted, deal(s, n, sparse.predicted));
     n_active = ffn_candidates(s, sparse, in, c, y_bias, y);
   }
-  if (n == 0) add_bias(y_bias, 1, y);
+  HEARTH_CHECK(sparse.answer == nullptr || sparse.linked == nullptr, "an answer that is not complete yet");
+  if (n == 0) {
+    add_bias(y_bias, 1, y);
+    if (sparse.answer != nullptr) sparse.answer->publish(0, s.down_t.cols);
+  }
   if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
   if (sparse.linked != nullptr) add_linked(sparse, in, y);
-  if (sparse.collect != nullptr) host(*sparse.collect).collect(y, s.down_t.cols);
+  if (sparse.collect != nullptr) add_answer(*sparse.collect, y, s.down_t.cols);
 }
 
 int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
                                   Vector y_bias, float* y) {
-  const int64_t n_embd = s.down_t.cols, threads = team_.size();
+  const int64_t n_embd = s.down_t.cols, threads = team_.size(), most_lanes = sparse_lanes(c.n);
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
   const DownShares shares{n_embd, ends_};
   // Of short lists, every thread puts the finds together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
   timed_ = c.begins != nullptr && c.n >= kLearntRows * threads;
   const auto now = [&] { return timed_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{}; };
+  const auto publish = [&](int64_t begin, int64_t end) {
+    if (sparse.answer != nullptr) sparse.answer->publish(begin, end);
+  };
   Found all;
   const auto find = [&](int64_t piece, int64_t, int thread) {
     const auto start = now();
     if (piece == thread) {  // what this thread will add to was last written by another one
-      const int64_t begin = shares.begin(sparse_lanes(c.n), thread), end = shares.begin(sparse_lanes(c.n), thread + 1);
-      prefetch<For::writing>((sparse_lanes(c.n) == 1 ? y : sums) + begin,
-                             static_cast<size_t>(end - begin) * sizeof(float));
+      const int64_t begin = shares.begin(most_lanes, thread), end = shares.begin(most_lanes, thread + 1);
+      prefetch<For::writing>((most_lanes == 1 ? y : sums) + begin, static_cast<size_t>(end - begin) * sizeof(float));
     }
     select_piece(s, sparse, in, c, piece);
     if (s.up) multiply_up(s, in, c, piece, thread);
     if (timed_) paces_[static_cast<size_t>(piece)].busy = now() - start;
   };
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
-  const bool knows_down = c.listed != nullptr && sparse_lanes(c.n) == 1;
-  const auto fetch_down = [&](int thread, int64_t step) {
+  const bool knows_down = c.listed != nullptr && most_lanes == 1;
+  const auto fetch_down = [&](int64_t share, int64_t step) {
     if (!knows_down || step >= c.n) return false;
-    const size_t begin = row_bytes(s.down_t.type, shares.begin(1, thread));
-    const size_t end = row_bytes(s.down_t.type, shares.begin(1, thread + 1));
+    const size_t begin = row_bytes(s.down_t.type, shares.begin(1, share));
+    const size_t end = row_bytes(s.down_t.type, shares.begin(1, share + 1));
     prefetch(s.down_t.row(c.listed[step]) + begin, end - begin);
     return true;
   };
+  // One lane of a short list: rows are added piece by piece, while slower threads are at theirs.
+  const auto add_found = [&](int64_t share, int64_t, int thread) {
+    const int64_t begin = shares.begin(1, share), end = shares.begin(1, share + 1);
+    float* own = thread_scratch(thread);
+    int64_t step = 0, n_active = 0;
+    const auto fetch_next = [&] { step += fetch_down(share, step) ? 1 : 0; };
+    if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
+    for (int64_t piece = 0; piece < c.n_pieces;) {
+      const int64_t done = team_.wait_pieces(0, piece, c.n_pieces, fetch_next);
+      const auto start = now();
+      const Found found = join_pieces(c, piece, done, reinterpret_cast<int32_t*>(own), own + c.n);
+      add_down(s, found, 1, begin, end, y);
+      n_active += found.n_active;
+      if (timed_) paces_[static_cast<size_t>(share)].busy += now() - start;
+      piece = done;
+    }
+    publish(begin, end);
+    if (share == 0) all.n_active = n_active;
+  };
   const auto down = [&](int64_t share, int64_t, int thread) {
     float* own = thread_scratch(thread);
-    const Found found = direct ? join_pieces(c, reinterpret_cast<int32_t*>(own), own + c.n) : all;
-    if (direct && share == 0) all = found;
+    Found found;
+    if (direct) {
+      for (int64_t piece = 0; piece < c.n_pieces;) piece = team_.wait_pieces(0, piece, c.n_pieces, [] {});
+      found = join_pieces(c, 0, c.n_pieces, reinterpret_cast<int32_t*>(own), own + c.n);
+      if (share == 0) all = found;
+    } else {
+      found = all;
+    }
     const int64_t n_lanes = sparse_lanes(found.n);
     const auto start = now();
     const int64_t begin = shares.begin(n_lanes, share), end = shares.begin(n_lanes, share + 1);
@@ -269,19 +300,22 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     } else {
       if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
       add_down(s, found, 1, begin, end, y);
+      publish(begin, end);
     }
     if (timed_) paces_[static_cast<size_t>(share)].busy += now() - start;
   };
   const auto sum = [&](int64_t begin, int64_t end, int) {
     if (y_bias) k_.add(y_bias.data + begin, end - begin, y + begin);
     for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
+    publish(begin, end);
   };
   const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
   ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down, direct}, {threads, 1, down}, {n_embd, columns, sum}};
-  team_.for_rounds(std::span(rounds).first(sparse_lanes(c.n) == 1 ? 2 : 3), [&](size_t finished) {
+  if (direct && most_lanes == 1) rounds[1].work = add_found;
+  team_.for_rounds(std::span(rounds).first(most_lanes == 1 ? 2 : 3), [&](size_t finished) {
     if (finished == 0) {
       list_active(c, sparse.active_ids);
-      all = join_pieces(c, c.ids, c.values);
+      all = join_pieces(c, 0, c.n_pieces, c.ids, c.values);
     }
     if (sparse_lanes(all.n) == 1) rounds[2].n = 0;
   });
@@ -296,7 +330,7 @@ void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) 
   mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
   const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr, {});
   team_.for_chunks(c.n_pieces, 1, [&](int64_t piece, int64_t, int) { select_piece(s, sparse, in, c, piece); });
-  const Found found = join_pieces(c, c.ids, c.values);
+  const Found found = join_pieces(c, 0, c.n_pieces, c.ids, c.values);
   mailbox.post_neurons({found.ids, static_cast<size_t>(found.n)}, found.values);
 }
 

@@ -285,7 +285,8 @@ class ReferenceDevice final : public HostDevice {
     if (y_bias) add_bias(y_bias, 1, y);
     for (size_t i = 0; i < sum.size(); ++i) y[i] = static_cast<float>(y[i] + sum[i]);
     if (sparse.linked != nullptr) add_linked(sparse, in, y);
-    if (sparse.collect != nullptr) host(*sparse.collect).collect(y, static_cast<int64_t>(sum.size()));
+    if (sparse.answer != nullptr) sparse.answer->publish(0, std::ssize(sum));
+    if (sparse.collect != nullptr) add_answer(*sparse.collect, y, std::ssize(sum));
   }
 
   void argmax(const float* logits, int64_t n, int32_t* id) override {

@@ -526,7 +526,8 @@ void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in,
   if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
   const bool exact = sparse.predicted == nullptr;
   HEARTH_CHECK(sparse.linked == nullptr || !exact);
-  if (ffn_list_fits(gpu_.properties(), s, !exact) && (!exact || ffn_gates_fit(s.gate)))
+  const bool in_words = sparse.collect == nullptr || sparse.collect->can_publish(s.down_t.cols);
+  if (ffn_list_fits(gpu_.properties(), s, !exact) && (!exact || ffn_gates_fit(s.gate)) && in_words)
     return ffn_fused(s, sparse, in, y_bias, y);
   HEARTH_CHECK(sparse.linked == nullptr, "neurons in host memory need rows as can_link() asks for");
   if (s.n() > s.n_whole()) post_gates(s, sparse, in);

@@ -38,18 +38,33 @@ struct ListPart {
   int first_block, blocks;
 };
 
+// What of coming products is to be brought to the second-level cache: `bytes` of each row, as many of each, so that no
+// part of the product waits for others; and of every other group of rows another part, so that at any time some of them
+// come from the cache and some from memory.
+struct NextRows {
+  static constexpr int kMatrices = 3, kGroup = 4, kPlaces = 4;  // a group: the rows of a warp (matvec.cu), mostly
+  const std::byte* data[kMatrices];
+  int end[kMatrices];  // of their rows, counted over all
+  int row_bytes, bytes;
+  int first;  // byte of a row: those before it are asked for when the product's blocks start
+  __device__ __forceinline__ const std::byte* at(int row) const {
+    const int place = row / kGroup % kPlaces * ((row_bytes - first - bytes) / (kPlaces - 1)) / 128 * 128;
+    const int m = row < end[0] ? 0 : row < end[1] ? 1 : 2;
+    return data[m] + static_cast<int64_t>(row - (m > 0 ? end[m - 1] : 0)) * row_bytes + first + place;
+  }
+};
+
 struct ListKernelArgs {
   ListPart parts[2];     // of host memory; of the device's. Blocks of the first part come first.
   const uint32_t* mask;  // of what the lists are to be made; null: they are there
   float threshold;
   Act in;
-  float* partial;         // [gridDim.x][cols]
-  int32_t* n_active;      // [gridDim.x]
-  int threads;            // that share a row
-  int batch;              // at most kMaxBatch / kChunks
-  const std::byte* next;  // to be brought to the second-level cache by the blocks that are done: they wait for the CPU
-  int64_t next_bytes;     // of it; each block of the second part has an equal share
-  bool beside;            // FfnListArgs
+  float* partial;     // [gridDim.x][cols]
+  int32_t* n_active;  // [gridDim.x]
+  int threads;        // that share a row
+  int batch;          // at most kMaxBatch / kChunks
+  NextRows next;      // brought by the blocks of the second part that are done: they wait for the CPU
+  bool beside;        // FfnListArgs
 };
 
 // What a batch has become when its gates are known.
@@ -326,12 +341,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
   }
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
-  if (a.next_bytes > 0 && &part == &a.parts[1]) {
-    constexpr int kPiece = 2048;  // of a thread
-    const int next_share = static_cast<int>(a.next_bytes / step / 16 * 16);
-    for (int at = static_cast<int>(threadIdx.x) * kPiece; at < next_share;
-         at += static_cast<int>(blockDim.x) * kPiece) {
-      prefetch_l2(a.next + first * next_share + at, min(kPiece, next_share - at));
+  if (a.next.bytes > 0 && &part == &a.parts[1]) {
+    for (int r = first + static_cast<int>(threadIdx.x) * step; r < a.next.end[2];
+         r += static_cast<int>(blockDim.x) * step) {
+      prefetch_l2(a.next.at(r), a.next.bytes);
     }
   }
   if (a.beside) grid_wait();  // whoever waits for this kernel finds the one before complete, too
@@ -360,7 +373,7 @@ struct MergeArgs {
   int link_splits;              // the first of them
   int32_t* n_active;            // of the others, or null
   int32_t* n_linked_active;     // of those, or null
-  AnswerSource answer;          // answer null: none
+  AnswerSource answer;          // words null: none
   OutputNorm next;
 };
 
@@ -410,11 +423,7 @@ __global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const 
     if (blockIdx.x == 0 && warp == 1 && a.n_linked_active != nullptr) count(0, a.link_splits, a.n_linked_active);
   } else {
     if (finishes) y = __ldcg(a.y + c) + bias;
-    if (a.answer.answer != nullptr) {
-      if (lane == 0) wait_answered_by_one(a.answer);
-      __syncwarp();
-      if (finishes) answer = __ldcv(a.answer.answer + c);
-    }
+    if (a.answer.words != nullptr) answer = wait_published(a.answer, c, finishes);
   }
   __syncthreads();
   if (warp < kMergeWarps) return;
@@ -480,6 +489,32 @@ int64_t list_blocks(const Gpu& gpu) {
   return gpu.multiprocessors;
 }
 
+// Nothing else runs until the CPU has answered, so that most of the cache is free for what is read then. The sums wait
+// until all of it has come: a quarter of the cache takes about as long as the answer's way over the link. H200, 7B in
+// 7.75 GiB: 373 tok/s with the first 25 MB of the query weights alone, 367 to 375 with as much of all three matrices,
+// 380 to 382 with half of that; Q8_0 in 4.3 GiB 482 to 489, 473 to 494, 492.
+NextRows next_rows(const Gpu& gpu, const std::array<Matrix, NextRows::kMatrices>& matrices) {
+  constexpr int64_t kLine = 128, kStarted = 1024;
+  NextRows next{};
+  int64_t rows = 0, row_bytes = 0;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const Matrix& m = matrices[i];
+    if (m) {
+      const auto layout = adopted_layout(m.type, m.rows, m.cols);
+      const int64_t bytes = static_cast<int64_t>(layout.data_bytes) / m.rows;
+      if (row_bytes != 0 && bytes != row_bytes) return {};
+      row_bytes = bytes, rows += m.rows;
+      next.data[i] = static_cast<const std::byte*>(m.data);
+    }
+    next.end[i] = static_cast<int>(rows);
+  }
+  if (rows == 0 || row_bytes % 16 != 0) return {};
+  const int64_t each = std::min(row_bytes - kStarted, static_cast<int64_t>(gpu.l2_bytes / 4) / rows);
+  next.row_bytes = static_cast<int>(row_bytes), next.first = kStarted;
+  next.bytes = static_cast<int>(std::max<int64_t>(0, each / kLine * kLine));
+  return next;
+}
+
 }  // namespace
 
 int link_blocks(const Gpu& gpu) {
@@ -527,13 +562,7 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
     args.parts[0].made = l->linked, args.parts[0].from = l->n_first, args.parts[0].n = l->n_linked;
     args.parts[1].made = l->first, args.parts[1].n = l->n_first;
   }
-  // Nothing else runs until the CPU has answered: half the cache is free for what is read then. On an H200, whose cache
-  // holds a quarter of a layer's QKV, that takes 1 of 22 us off their product.
-  if (list.answer != nullptr && list.next) {
-    const AdoptedLayout layout = adopted_layout(list.next.type, list.next.rows, list.next.cols);
-    args.next = static_cast<const std::byte*>(list.next.data);
-    args.next_bytes = static_cast<int64_t>(std::min(layout.data_bytes, gpu.l2_bytes / 2));
-  }
+  if (list.answer != nullptr) args.next = next_rows(gpu, list.next);
   args.beside = list.beside;
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {

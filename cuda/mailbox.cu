@@ -108,6 +108,7 @@ AnswerSource CudaMailbox::answer_source() const {
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
   const auto patience_ns = std::chrono::nanoseconds(patience()).count();
   return {answer_,
+          reinterpret_cast<const uint64_t*>(words_),
           reinterpret_cast<const uint32_t*>(&flags_->answered.value),
           reinterpret_cast<uint32_t*>(&flags_->failed.value),
           &counters->number,

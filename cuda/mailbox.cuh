@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/mailbox.h"
 #include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
 
 namespace hearth::cuda {
 
@@ -21,6 +22,7 @@ struct PostTarget {
 // Where a kernel finds the answer to the last hand-off.
 struct AnswerSource {
   const float* answer = nullptr;
+  const uint64_t* words = nullptr;  // what of it is published
   const uint32_t* answered = nullptr;
   uint32_t* failed = nullptr;
   const uint32_t* number = nullptr;
@@ -63,24 +65,28 @@ __device__ __forceinline__ void put_mark(const PostTarget& post, uint32_t number
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(post.marks + word), "l"(mark) : "memory");
 }
 
-// Waits for the answer to the last hand-off. A CPU that stays silent, or that says it failed, is not waited for: the
-// flag `failed` tells the host, and the answer is not to be used. What is read afterwards must bypass the caches
-// (__ldcv): the host has rewritten that memory since the last hand-off.
+// What a wait for the CPU looks at now and then: false when it stays silent, or says that it failed. Then the flag
+// `failed` tells the host, and the answer is not to be used.
+__device__ __forceinline__ bool goes_on_waiting(const AnswerSource& a, unsigned long long start) {
+  if (load_acquire_system(a.failed) != 0) return false;
+  if (nanoseconds() - start <= a.patience_ns) return true;
+  store_release_system(a.failed, 1);
+  return false;
+}
+
+// Waits for the answer to the last hand-off. What is read afterwards must bypass the caches (__ldcv): the host has
+// rewritten that memory since the last hand-off.
 __device__ __forceinline__ void wait_answered(const AnswerSource& a) {
   const uint32_t number = __ldcg(a.number);
   const unsigned long long start = nanoseconds();
   for (unsigned spins = 1; static_cast<int32_t>(load_acquire_system(a.answered) - number) < 0; ++spins) {
-    if ((spins & 1023u) != 0) continue;
-    if (load_acquire_system(a.failed) != 0) break;
-    if (nanoseconds() - start > a.patience_ns) {
-      store_release_system(a.failed, 1);
-      break;
-    }
+    if ((spins & 1023u) == 0 && !goes_on_waiting(a, start)) break;
   }
 }
 
 // The same for kernels of many blocks, called by one thread of each: the first block watches the host's memory, and the
-// others watch it do so. Many watchers would slow each other, and the CPU's write, down to several times as long.
+// others watch it do so. Many watchers of one flag would slow each other, and the CPU's write, down to several times as
+// long.
 __device__ __forceinline__ void wait_answered_by_one(const AnswerSource& a) {
   const uint32_t number = __ldcg(a.number);
   if (blockIdx.x == 0) {
@@ -92,6 +98,20 @@ __device__ __forceinline__ void wait_answered_by_one(const AnswerSource& a) {
   do {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.seen) : "memory");
   } while (static_cast<int32_t>(seen - number) < 0);
+}
+
+// Waits for element `at` of the answer to the last hand-off, which is published: one trip over the link from when the
+// CPU has it. Called by whole warps, lane by lane for elements side by side; a lane that is not `wanted` gets 0.
+__device__ __forceinline__ float wait_published(const AnswerSource& a, int at, bool wanted) {
+  const uint32_t number = __ldcg(a.number);
+  const unsigned long long start = nanoseconds();
+  uint64_t word = number;
+  for (unsigned spins = 1;; ++spins) {
+    if (wanted) asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(a.words + at) : "memory");
+    if (__all_sync(kAllLanes, static_cast<uint32_t>(word) == number)) break;
+    if ((spins & 1023u) == 0 && !__all_sync(kAllLanes, goes_on_waiting(a, start))) break;
+  }
+  return __uint_as_float(static_cast<uint32_t>(word >> 32));
 }
 #endif
 

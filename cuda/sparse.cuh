@@ -51,7 +51,7 @@ struct FfnListArgs {
   const AnswerSource* answer = nullptr;   // to be added in the same pass, or null
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
   const NeuronLists* made_of = nullptr;   // the list, and the linked one, are yet to be made, of this mask; or null
-  Matrix next;                            // what is read first when the answer has come, or empty
+  std::array<Matrix, 3> next;             // what is multiplied first when the answer has come, or empty
   bool beside = false;  // the kernel before makes nothing that is read here, and lets this one begin when it may
 };
 // Blocks that read neurons in host memory, a multiprocessor each.

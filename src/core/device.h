@@ -11,6 +11,7 @@
 //  * What varies from token to token (ids, positions, lists of neurons) is read from device memory.
 //  * Results do not depend on the number of threads, nor on timing.
 // Shapes are written [rows][cols], row-major; T is the number of tokens (rows of activations) in the call.
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -187,13 +188,17 @@ struct SparseArgs {
   // ones are posted, as soon as they are known. Set if and only if shard.n() > shard.n_whole(); needs all gates
   // (predicted null).
   HandOff hand_off;
-  // y also gets the CPU's answer to the last hand-off, in the same pass over y (as collect() does).
+  // y also gets the CPU's answer to the last hand-off, in the same pass over y (as collect() does); the CPU publishes
+  // it (Mailbox::publish()).
   Mailbox* collect = nullptr;
-  // With `collect`, a hint: the matrix that is read first when the answer has come, or empty. What of it a device can
-  // bring nearer while it waits costs nothing.
-  Matrix next = {};
+  // With `collect`, a hint: the matrices of the product that comes first when the answer has come, or empty ones. What
+  // of them a device can bring nearer while it waits costs nothing.
+  std::array<Matrix, 3> next = {};
   // y also gets the sum of these neurons, by the same threshold; with `predicted` alone.
   const LinkedNeurons* linked = nullptr;
+  // Of the CPU, which serves this mailbox: y is its answer, and nothing is added to it later, so that it is published,
+  // each part as soon as it is complete. Not with `linked`.
+  Mailbox* answer = nullptr;
 };
 
 // Owns a piece of device memory. Move-only; frees on destruction. Must not outlive its device.

@@ -55,6 +55,7 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
   };
   x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
   marks = add(2 * (max_ids / 32 + 2)), hints = add(2 * (max_ids / 32 + 2));
+  words = add(2 * std::min(capacity, kMostWords));
   total = at;
 }
 
@@ -68,9 +69,12 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
   marks_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.marks);
   hints_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.hints);
-  for (std::atomic<uint64_t>* words : {marks_, hints_}) {
-    for (int64_t j = 0; j < max_ids / 32 + 2; ++j) new (words + j) std::atomic<uint64_t>{0};
-  }
+  words_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.words);
+  const auto zero = [](std::atomic<uint64_t>* words, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) new (words + j) std::atomic<uint64_t>{0};
+  };
+  zero(marks_, max_ids / 32 + 2), zero(hints_, max_ids / 32 + 2);
+  zero(words_, std::min(capacity, MailboxLayout::kMostWords));
 }
 
 uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
@@ -188,6 +192,14 @@ void Mailbox::check() const {
   fail("{}", describe(why, patience_));
 }
 
+void Mailbox::publish(int64_t begin, int64_t end) {
+  HEARTH_CHECK(can_publish(end), "element {} of an answer in words", end);
+  for (int64_t i = begin; i < end; ++i) {
+    const uint64_t word = uint64_t{std::bit_cast<uint32_t>(answer_[i])} << 32 | served_;
+    words_[i].store(word, std::memory_order_release);  // and what the hand-off brought is not read any more
+  }
+}
+
 void Mailbox::answer() {
   flags_->answered.value.store(served_, std::memory_order_release);
 }
@@ -239,13 +251,25 @@ void HostMailbox::post_hints(const MailboxMarks& marks, std::span<const int32_t>
   }
 }
 
+template <typename Reached>
+void HostMailbox::wait_for(Reached reached) {
+  if (wait_until(reached, flags_->failed.value, patience())) return;
+  give_up(MailboxFailure::cpu_silent);
+  check();
+}
+
 void HostMailbox::collect(float* x, int64_t n) {
-  const auto reached = [&] { return has_come(flags_->answered.value.load(std::memory_order_acquire), posted_); };
-  if (!wait_until(reached, flags_->failed.value, patience())) {
-    give_up(MailboxFailure::cpu_silent);
-    check();
-  }
+  wait_for([&] { return has_come(flags_->answered.value.load(std::memory_order_acquire), posted_); });
   for (int64_t i = 0; i < n; ++i) x[i] += answer_[i];
+}
+
+void HostMailbox::collect_published(float* x, int64_t n) {
+  HEARTH_CHECK(can_publish(n), "{} elements of an answer in words", n);
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t word = 0;
+    wait_for([&] { return static_cast<uint32_t>(word = words_[i].load(std::memory_order_acquire)) == posted_; });
+    x[i] += std::bit_cast<float>(static_cast<uint32_t>(word >> 32));
+  }
 }
 
 std::string describe(MailboxFailure failure, std::chrono::milliseconds patience) {

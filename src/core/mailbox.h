@@ -3,6 +3,7 @@
 // CPU answers with another, and the device adds the answer in. Two flags, no call to any API per hand-off. Which of the
 // CPU's neurons fire the device may say later than the vector, so that the CPU prepares the one while it waits for the
 // other.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -44,7 +45,7 @@ struct MailboxMemory {
   // listed; or MailboxMarks::packed(); or kListFollows, which the number of neurons replaces when the list is complete.
   FlagOf<uint64_t> posted;
   static constexpr uint32_t kListFollows = ~0u >> 1;
-  Flag answered;  // number of the last one whose `answer` is complete
+  Flag answered;  // number of the last one whose answer is complete
   Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
 };
@@ -83,7 +84,9 @@ struct MailboxRequest {
 // How a mailbox lies in one piece of memory, in bytes from its start.
 struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
-  size_t x, answer, ids, values, marks, hints, total;
+  // Of an answer, so many elements at most may come as words, too (Mailbox::publish()): those of a token.
+  static constexpr int64_t kMostWords = 1 << 15;
+  size_t x, answer, ids, values, marks, hints, words, total;
 };
 
 class Mailbox {
@@ -105,7 +108,7 @@ class Mailbox {
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
   // --- the CPU's side ---
-  // Waits for the vector of the next hand-off. What a hand-off brings stays valid until answer(). Every wait throws
+  // Waits for the vector of the next hand-off. What one brings stays valid until it is answered. Every wait throws
   // Error when the device gave up or stays silent, MailboxAbandoned when it stopped.
   const float* wait_input();
   // Waits for the neurons of the hand-off that has begun; of one without neurons there is nothing to wait for.
@@ -120,6 +123,11 @@ class Mailbox {
   // Whether the neurons of the hand-off that has begun are there, or begin to be: of marks, the first word.
   bool has_neurons() const;
   float* answer_buffer() { return answer_; }  // to be filled between wait_input() and answer()
+  // Before answer(), where the device asks for it (Device::ffn_sparse() with SparseArgs::collect): elements [begin,
+  // end) are complete, and the device may use them before the others are. Each travels with the hand-off's number in
+  // one 8-byte word: no flag has to be seen first. From any thread, of any part; all n elements of the answer in all.
+  void publish(int64_t begin, int64_t end);
+  bool can_publish(int64_t n) const { return n <= std::min(capacity_, MailboxLayout::kMostWords); }
   void answer();
   // This side stops because of an error: a waiting partner stops waiting.
   void abandon() { give_up(MailboxFailure::abandoned); }
@@ -140,6 +148,7 @@ class Mailbox {
   float* values_;
   std::atomic<uint64_t>* marks_;  // [max_ids / 32 + 2]
   std::atomic<uint64_t>* hints_;  // the same, with the number of a hand-off to come
+  std::atomic<uint64_t>* words_;  // [min(capacity, kMostWords)] published: number, and from bit 32 on an f32
 
  private:
   void check_marks(const MailboxMarks& marks) const;
@@ -169,13 +178,18 @@ class HostMailbox : public Mailbox {
   void post_neurons(std::span<const int32_t> ids, const float* values = nullptr);
   // Before the next post(): neurons that it will probably bring.
   void post_hints(const MailboxMarks& marks, std::span<const int32_t> ids);
-  void collect(float* x, int64_t n);  // x += answer; throws as wait_request() does
+  // x += answer; both throw as wait_request() does.
+  void collect(float* x, int64_t n);
+  void collect_published(float* x, int64_t n);
 
  private:
   // Writes the vector of the next hand-off.
   void begin(const float* x, int64_t n);
   // Says that the vector is there; `neurons`: the upper half of the flag.
   void raise(uint32_t neurons);
+  // Waits for the CPU.
+  template <typename Reached>
+  void wait_for(Reached reached);
   uint32_t posted_ = 0;
 };
 

@@ -129,9 +129,9 @@ struct ThreadTeam::State {
   static constexpr int kThreadsPerCall = 4;
   Call& call_of(int thread) { return calls[static_cast<size_t>(thread / kThreadsPerCall)]; }
   std::vector<Call> calls;
-  uint32_t job_number = 0;  // of the last job; the caller's alone
+  uint32_t job_number = 0;  // of the last job; written by the caller, read by members inside
   alignas(kLine) std::atomic<int> sleepers{0};
-  // By thread: the last round in which its piece was done, numbered as in `opened`; for those who wait directly.
+  // By thread: the last direct round in which its piece was done, numbered as in `opened`.
   struct alignas(kLine) Finished {
     std::atomic<uint32_t> round{0};
   };
@@ -279,6 +279,12 @@ void ThreadTeam::for_chunks(int64_t n, int64_t grain, FunctionRef<void(int64_t, 
 
 namespace {
 
+// Whether a round has begun or ended, by a number that may be of a later one of the same job by the time that a thread
+// looks. Older numbers are of other jobs.
+bool has_reached(const std::atomic<uint32_t>& number, uint32_t round) {
+  return number.load(std::memory_order_acquire) - round < ThreadTeam::kMostRounds;
+}
+
 // The number of rounds up to the last one that has pieces.
 size_t used_rounds(std::span<const ThreadTeam::Round> rounds) {
   while (!rounds.empty() && rounds.back().pieces() == 0) rounds = rounds.first(rounds.size() - 1);
@@ -311,23 +317,10 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
     // Who opens a round has a part in it besides its pieces: it does not end before all calls say that it began, nor
     // without anybody when it is empty.
     bool opens = thread == 0;
-    // Waits for what others do, as a round says.
-    const auto wait = [&](const Round& round, int64_t& step, auto over) {
-      spin_until(s.spin.count() == 0, [&] {
-        if (over()) return true;
-        if (step >= 0) step = round.meanwhile(thread, step) ? step + 1 : -1;
-        return false;
-      });
-    };
     for (uint32_t i = 0; i < n_rounds; ++i) {
       const int64_t parts = run_round(rounds[i], i, thread) + (opens ? 1 : 0);
       if (i + 1 == n_rounds) return;
       const uint32_t opening = first + i + 1;
-      // Others may be beyond the next round by the time that this thread looks. Older numbers are of other jobs.
-      const auto reached = [opening](const std::atomic<uint32_t>& number) {
-        return number.load(std::memory_order_acquire) - opening < kMostRounds;
-      };
-      int64_t step = 0;
       if (rounds[i].direct) {
         const auto pieces = static_cast<int>(rounds[i].pieces());
         const auto finish = [&](int t) {
@@ -336,9 +329,6 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
         if (thread < pieces) finish(thread);
         for (int t = 1; thread == 0 && t < pieces; ++t) {
           if (leave_out(t)) finish(t);
-        }
-        for (int t = 0; t < pieces; ++t) {
-          wait(rounds[i], step, [&] { return reached(s.finished[static_cast<size_t>(t)].round); });
         }
         opens = thread == 0;
         continue;
@@ -353,11 +343,31 @@ void ThreadTeam::for_rounds(std::span<const Round> rounds, FunctionRef<void(size
           c.opened.store(opening, std::memory_order_release);
         }
       } else {
-        wait(rounds[i], step, [&] { return reached(call.opened); });
+        int64_t step = 0;
+        spin_until(s.spin.count() == 0, [&] {
+          if (has_reached(call.opened, opening)) return true;
+          if (step >= 0) step = rounds[i].meanwhile(thread, step) ? step + 1 : -1;
+          return false;
+        });
       }
       n_rounds = call.n_rounds.load(std::memory_order_relaxed);
     }
   });
+}
+
+int64_t ThreadTeam::wait_pieces(size_t direct, int64_t first, int64_t end, FunctionRef<void()> meanwhile) const {
+  if (size_ == 1) return end;
+  const State& s = *state_;
+  const uint32_t round = s.job_number * static_cast<uint32_t>(kMostRounds) + static_cast<uint32_t>(direct) + 1;
+  const auto is_done = [&](int64_t t) { return has_reached(s.finished[static_cast<size_t>(t)].round, round); };
+  spin_until(s.spin.count() == 0, [&] {
+    if (is_done(first)) return true;
+    meanwhile();
+    return false;
+  });
+  int64_t at = first + 1;
+  while (at < end && is_done(at)) ++at;
+  return at;
 }
 
 }  // namespace hearth

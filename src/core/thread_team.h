@@ -58,8 +58,8 @@ class ThreadTeam {
     // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
     // round.
     FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;
-    // Of a round with as many pieces as threads at most: nobody calls between() after it, and each thread goes on when
-    // it has seen of all pieces that they are done. Faster, as nothing is counted, opened and announced.
+    // Of a round with as many pieces as threads at most: nobody calls between() after it, nor waits. Each thread goes
+    // on with the next round at once, whose work waits for the pieces that it needs (wait_pieces()).
     bool direct = false;
     int64_t pieces() const { return (n + grain - 1) / grain; }
   };
@@ -85,6 +85,11 @@ class ThreadTeam {
   // visible to whatever comes after.
   static constexpr size_t kMostRounds = 3;
   void for_rounds(std::span<const Round> rounds, FunctionRef<void(size_t finished)> between);
+
+  // In the work of a round that comes after round `direct`, which is: waits until piece `first` of that one is done,
+  // and returns the end, `end` at most, of the pieces from there on that are; what they wrote is visible. Calls
+  // meanwhile() over and over while it waits.
+  int64_t wait_pieces(size_t direct, int64_t first, int64_t end, FunctionRef<void()> meanwhile) const;
 
  private:
   struct State;

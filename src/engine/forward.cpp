@@ -118,10 +118,24 @@ bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T) {
   return split.has_cold && !split.whole_on_host() && f.stream != nullptr && f.stream->streams(layer, T);
 }
 
+namespace {
+
+// Whether the main device has a part in the sparse FFN of one token.
+bool has_sparse_part(const ForwardArgs& f, const LayerSplit& split, int64_t T) {
+  return f.sparse && T == 1 && split.selection != Selection::all && (split.has_hot || split.n_lone_gates > 0);
+}
+
+}  // namespace
+
 bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T) {
   const LayerSplit& split = f.split[static_cast<size_t>(layer)];
   const bool rests = split.rests && f.sparse && T == 1;
   return split.has_cold && !rests && !streams_cold(f, layer, T);
+}
+
+bool adds_answer(const ForwardArgs& f, int64_t layer, int64_t T) {
+  const LayerSplit& split = f.split[static_cast<size_t>(layer)];
+  return has_sparse_part(f, split, T) && !f.config.parallel_block && asks_cpu(f, layer, T);
 }
 
 void forward_embedding(const ForwardArgs& f, int64_t T) {
@@ -180,13 +194,13 @@ class FfnPart {
   void finish(Mailbox* collect) {
     float* const x = f_.act.x;
     const Vector bias = split_.has_hot ? weights_of(f_, layer_).ffn_down_bias : Vector{};  // or the CPU adds it
-    if (sparse_ && (split_.has_hot || finds_gates())) {
+    if (has_sparse_part(f_, split_, T_)) {
       SparseArgs args = sparse_args(f_, layer_);
       if (finds_gates()) args.hand_off = {f_.mailbox, handed_over(), f_.config.n_embd};
       args.collect = collect;
       const LinkedNeurons linked{split_.linked, f_.act.linked, f_.act.n_linked_active + layer_};
       if (split_.linked.n() > 0) args.linked = &linked;
-      if (collect != nullptr) args.next = next_matrix();
+      if (collect != nullptr) args.next = next_matrices();
       return ffn_sparse_block(f_, layer_, args, f_.act.ffn_input(layer_, 1), bias, x);
     }
     if (split_.has_hot) ffn_dense_block(f_, layer_, T_, bias, x);
@@ -198,10 +212,12 @@ class FfnPart {
   }
 
  private:
-  // What the device reads when the CPU has answered: the next layer's first matrix, or the head; empty where the CPU
-  // has it.
-  Matrix next_matrix() const {
-    return layer_ + 1 == f_.config.n_layer ? f_.weights.output : weights_of(f_, layer_ + 1).wq;
+  // What the device multiplies when the CPU has answered: the next layer's first matrices, or the head's; empty where
+  // the CPU has them.
+  std::array<Matrix, 3> next_matrices() const {
+    if (layer_ + 1 == f_.config.n_layer) return {f_.weights.output};
+    const LayerWeights& w = weights_of(f_, layer_ + 1);
+    return {w.wq, w.wk, w.wv};
   }
   // The next layer's predictor, on this layer's input.
   void hint(const float* x) {

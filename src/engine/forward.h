@@ -93,6 +93,8 @@ bool hints_next(const ForwardArgs& f, int64_t layer);
 bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
 // Whether the CPU has a part in a layer's FFN, of this batch.
 bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T);
+// Whether the main device adds the CPU's answer to a layer's FFN in the pass that adds its own neurons.
+bool adds_answer(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the
 // others, in the hand-off. x: the residual stream before the FFN's norm.
 void predict_neurons(const ForwardArgs& f, int64_t layer, const float* x, const HandOff& hand_off);

@@ -59,6 +59,10 @@ Act HostHalf::ffn_input(int64_t layer, const float* x) {
   return in;
 }
 
+Mailbox* HostHalf::published(int64_t layer) const {
+  return adds_answer(f_, layer, 1) && mailbox_.can_publish(config_.n_embd) ? &mailbox_ : nullptr;
+}
+
 // The neurons whose gates are the CPU's own, while the main device evaluates the others'; then those.
 void HostHalf::ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y) {
   const FfnShard& whole = f_.weights.layers[static_cast<size_t>(layer)].ffn;
@@ -70,6 +74,7 @@ void HostHalf::ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y)
   }
   const MailboxRequest request = mailbox_.wait_neurons();
   SparseArgs known = sparse_args(f_, layer);
+  known.answer = published(layer);
   known.predicted = request.ids, known.n_predicted = request.n_ids, known.gate_values = request.values;
   ffn_sparse_block(f_, layer, known, in, down_bias, y);
   act_.n_active[layer] += n_own;
@@ -85,6 +90,7 @@ void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
   const Act in = ffn_input(layer, x);
   if (split.n_lone_gates > 0) return ffn_lone_gates(layer, in, bias, y);
   SparseArgs sparse = sparse_args(f_, layer);
+  sparse.answer = published(layer);
   if (split.selection == Selection::predictor) {
     if (split.predictor_on_main) {
       host_.fetch_input(f_.weights.layers[static_cast<size_t>(layer)].ffn, in, mailbox_);

@@ -40,6 +40,8 @@ class HostHalf {
   // device finds the neurons, waits for them when all that x alone allows is done.
   void ffn_part(int64_t layer, int64_t T, const float* x, float* y);
   void ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y);
+  // The mailbox, where the answer to a layer's sparse FFN is to be published in it.
+  Mailbox* published(int64_t layer) const;
   // The FFN's input of one token, from what a hand-off brought.
   Act ffn_input(int64_t layer, const float* x);
   // Before the layer's hand-off of one token comes: fetches rows of neurons that the main device expects it to bring.

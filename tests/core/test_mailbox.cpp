@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <random>
 #include <span>
@@ -52,6 +54,57 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
     for (int c = 0; c < Sent::kN; ++c) ASSERT_EQ(s.x[static_cast<size_t>(c)], static_cast<float>(3 * i + c));
   }
   cpu.join();
+}
+
+// The same where several threads publish parts of the answer, in any order, and nobody waits for all of them but the
+// device.
+TEST(Mailbox, PublishedAnswers) {
+  constexpr int kHandOffs = 3000, kParts = 3;
+  constexpr int64_t kN = 100;
+  HostMailbox box(kN, 0);
+  std::atomic<int> begun = -1;
+  std::array<std::atomic<int>, kParts> published{};
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < kParts; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kHandOffs; ++i) {
+        while (begun < i) std::this_thread::yield();
+        const int64_t begin = t * kN / kParts, end = (t + 1) * kN / kParts;
+        for (int64_t c = begin; c < end; ++c) box.answer_buffer()[c] = static_cast<float>(i + c);
+        box.publish(begin, end);
+        ++published[static_cast<size_t>(t)];
+      }
+    });
+  }
+  std::jthread cpu([&] {
+    for (int i = 0; i < kHandOffs; ++i) {
+      box.wait_input();
+      begun = i;
+      for (const auto& p : published) {
+        while (p <= i) std::this_thread::yield();
+      }
+      box.answer();
+    }
+  });
+  for (int i = 0; i < kHandOffs; ++i) {
+    std::vector<float> x(kN, static_cast<float>(i));
+    box.post(x.data(), kN);
+    // Where all of it is taken at once, a device may be a hand-off ahead of the one that is still being ended.
+    i % 2 == 0 ? box.collect_published(x.data(), kN) : box.collect(x.data(), kN);
+    for (int64_t c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(2 * i + c)) << i;
+  }
+}
+
+TEST(Mailbox, WaitingForWhatIsNotPublishedEnds) {
+  HostMailbox box(2, 0);
+  box.set_patience(std::chrono::milliseconds(20));
+  float x[2] = {};
+  box.post(x, 2);
+  box.wait_input();
+  box.publish(0, 1);
+  EXPECT_THROW(box.collect_published(x, 2), Error);
+  EXPECT_EQ(box.failure(), MailboxFailure::cpu_silent);
+  EXPECT_FALSE(HostMailbox(MailboxLayout::kMostWords, 0).can_publish(MailboxLayout::kMostWords + 1));
 }
 
 // What the CPU is told before a hand-off comes: all of it, where the device told anything; never another one's.

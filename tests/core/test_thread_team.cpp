@@ -82,24 +82,34 @@ TEST(ThreadTeam, ARoundSeesAllOfThoseBefore) {
   }
 }
 
-// The same where nobody opens a round; what comes after it is opened, or not, as ever.
-TEST(ThreadTeam, ADirectRoundIsSeenByAllWhoGoOn) {
+// Behind a direct round nobody waits but those who ask for its pieces, and they see what those wrote; what comes later
+// is opened, or not, as ever.
+TEST(ThreadTeam, ADirectRoundIsSeenByThoseWhoWaitForItsPieces) {
   for (const int n : {1, 2, 3, 7}) {
     ThreadTeam team(n);
+    const auto sum_of = [&](size_t round, const std::vector<int>& pieces) {
+      int sum = 0;
+      for (int64_t k = 0; k < std::ssize(pieces);) {
+        const int64_t end = team.wait_pieces(round, k, std::ssize(pieces), [] {});
+        EXPECT_GT(end, k);
+        EXPECT_LE(end, std::ssize(pieces));
+        for (; k < end; ++k) sum += pieces[static_cast<size_t>(k)];
+      }
+      return sum;
+    };
     for (int i = 0; i < 500; ++i) {
       for (int first = 0; first <= n; ++first) {
         for (const int second : {0, 1, 7, 30}) {
           std::vector<int> a(static_cast<size_t>(first)), b(static_cast<size_t>(second)), c(9);
+          const bool second_direct = second <= n && i % 3 == 0;
           const auto fill = [&](int64_t k, int64_t, int) { a[static_cast<size_t>(k)] += 1; };
-          const auto add = [&](int64_t k, int64_t, int) {
-            b[static_cast<size_t>(k)] += std::accumulate(a.begin(), a.end(), 1);
-          };
+          const auto add = [&](int64_t k, int64_t, int) { b[static_cast<size_t>(k)] += 1 + sum_of(0, a); };
           const auto check = [&](int64_t k, int64_t, int) {
-            c[static_cast<size_t>(k)] += std::accumulate(b.begin(), b.end(), 0);
+            c[static_cast<size_t>(k)] += second_direct ? sum_of(1, b) : std::accumulate(b.begin(), b.end(), 0);
           };
           std::vector<ThreadTeam::Round> rounds{{first, 1, fill}, {second, 1, add}, {std::ssize(c), 1, check}};
           rounds[0].direct = true;
-          rounds[1].direct = second <= n && i % 3 == 0;
+          rounds[1].direct = second_direct;
           if (i % 2 == 0) rounds.pop_back();
           size_t calls = 0;
           team.for_rounds(rounds, [&](size_t finished) {

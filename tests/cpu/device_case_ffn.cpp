@@ -203,6 +203,7 @@ struct Partner {
     got_ids.assign(r.ids, r.ids + *r.n_ids);
     got_values.assign(r.values, r.values + *r.n_ids);
     std::copy(data->answer.begin(), data->answer.end(), mailbox->answer_buffer());
+    mailbox->publish(0, std::ssize(data->answer));
     mailbox->answer();
   }
 

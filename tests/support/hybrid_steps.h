@@ -126,7 +126,7 @@ inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, i
     const float* x = box.wait_input();
     std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
     MailboxRequest request;
-    SparseArgs sparse;
+    SparseArgs sparse{.answer = &box};
     if (step.by == FoundBy::cpu) {
       host.norm(layer.norm(), x, 1, {h.data(), nullptr});
     } else {
@@ -136,7 +136,11 @@ inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, i
       if (step.by == FoundBy::gates) sparse.gate_values = request.values;
     }
     const FfnShard cold = layer.shard(step.n_hot, kHybridNeurons - step.n_hot);
-    if (cold.n() > 0) host.ffn_sparse(cold, sparse, {h.data(), nullptr}, {}, box.answer_buffer());
+    if (cold.n() > 0) {
+      host.ffn_sparse(cold, sparse, {h.data(), nullptr}, {}, box.answer_buffer());
+    } else {
+      box.publish(0, kHybridEmbd);
+    }
     box.answer();
   }
 }
