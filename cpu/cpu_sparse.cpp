@@ -256,9 +256,10 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   // Most of the listed neurons are active. With one lane it is known which part of their rows a thread reads next.
   const bool knows_down = c.listed != nullptr && most_lanes == 1;
   const auto fetch_down = [&](int64_t share, int64_t step) {
-    if (!knows_down || step >= c.n) return false;
     const size_t begin = row_bytes(s.down_t.type, shares.begin(1, share));
     const size_t end = row_bytes(s.down_t.type, shares.begin(1, share + 1));
+    // A thread that has nothing to publish must not look at the list, either: nobody waits for it to be done with that.
+    if (!knows_down || step >= c.n || begin == end) return false;
     prefetch(s.down_t.row(c.listed[step]) + begin, end - begin);
     return true;
   };
