@@ -55,7 +55,7 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
   };
   x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
   marks = add(2 * (max_ids / 32 + 2)), hints = add(2 * (max_ids / 32 + 2));
-  words = add(2 * std::min(capacity, kMostWords));
+  words = add(2 * n_words(capacity));
   total = at;
 }
 
@@ -74,7 +74,7 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
     for (int64_t j = 0; j < n; ++j) new (words + j) std::atomic<uint64_t>{0};
   };
   zero(marks_, max_ids / 32 + 2), zero(hints_, max_ids / 32 + 2);
-  zero(words_, std::min(capacity, MailboxLayout::kMostWords));
+  zero(words_, MailboxLayout::n_words(capacity));
 }
 
 uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {

@@ -86,6 +86,7 @@ struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
   // Of an answer, so many elements at most may come as words, too (Mailbox::publish()): those of a token.
   static constexpr int64_t kMostWords = 1 << 15;
+  static constexpr int64_t n_words(int64_t capacity) { return std::min(capacity, kMostWords); }
   size_t x, answer, ids, values, marks, hints, words, total;
 };
 
@@ -127,7 +128,7 @@ class Mailbox {
   // end) are complete, and the device may use them before the others are. Each travels with the hand-off's number in
   // one 8-byte word: no flag has to be seen first. From any thread, of any part; all n elements of the answer in all.
   void publish(int64_t begin, int64_t end);
-  bool can_publish(int64_t n) const { return n <= std::min(capacity_, MailboxLayout::kMostWords); }
+  bool can_publish(int64_t n) const { return n <= MailboxLayout::n_words(capacity_); }
   void answer();
   // This side stops because of an error: a waiting partner stops waiting.
   void abandon() { give_up(MailboxFailure::abandoned); }
@@ -148,7 +149,7 @@ class Mailbox {
   float* values_;
   std::atomic<uint64_t>* marks_;  // [max_ids / 32 + 2]
   std::atomic<uint64_t>* hints_;  // the same, with the number of a hand-off to come
-  std::atomic<uint64_t>* words_;  // [min(capacity, kMostWords)] published: number, and from bit 32 on an f32
+  std::atomic<uint64_t>* words_;  // [n_words(capacity)] published: number, and from bit 32 on an f32
 
  private:
   void check_marks(const MailboxMarks& marks) const;

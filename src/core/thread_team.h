@@ -56,7 +56,7 @@ class ThreadTeam {
     FunctionRef<void(int64_t begin, int64_t end, int thread)> work;
     // What a thread does that waits for this round's last pieces: calls with step 0, 1, ... until one returns false or
     // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
-    // round.
+    // round, nor after a `direct` one.
     FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;
     // Of a round with as many pieces as threads at most: nobody calls between() after it, nor waits. Each thread goes
     // on with the next round at once, whose work waits for the pieces that it needs (wait_pieces()).

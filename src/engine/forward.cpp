@@ -118,24 +118,19 @@ bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T) {
   return split.has_cold && !split.whole_on_host() && f.stream != nullptr && f.stream->streams(layer, T);
 }
 
-namespace {
-
-// Whether the main device has a part in the sparse FFN of one token.
-bool has_sparse_part(const ForwardArgs& f, const LayerSplit& split, int64_t T) {
-  return f.sparse && T == 1 && split.selection != Selection::all && (split.has_hot || split.n_lone_gates > 0);
-}
-
-}  // namespace
-
 bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T) {
   const LayerSplit& split = f.split[static_cast<size_t>(layer)];
   const bool rests = split.rests && f.sparse && T == 1;
   return split.has_cold && !rests && !streams_cold(f, layer, T);
 }
 
+bool skips_neurons(const ForwardArgs& f, int64_t layer, int64_t T) {
+  return f.sparse && T == 1 && f.split[static_cast<size_t>(layer)].selection != Selection::all;
+}
+
 bool adds_answer(const ForwardArgs& f, int64_t layer, int64_t T) {
-  const LayerSplit& split = f.split[static_cast<size_t>(layer)];
-  return has_sparse_part(f, split, T) && !f.config.parallel_block && asks_cpu(f, layer, T);
+  return skips_neurons(f, layer, T) && f.split[static_cast<size_t>(layer)].has_rows() && !f.config.parallel_block &&
+         asks_cpu(f, layer, T);
 }
 
 void forward_embedding(const ForwardArgs& f, int64_t T) {
@@ -170,7 +165,7 @@ class FfnPart {
         split_(split),
         layer_(layer),
         T_(T),
-        sparse_(f.sparse && T == 1 && split.selection != Selection::all),
+        sparse_(skips_neurons(f, layer, T)),
         streams_(streams_cold(f, layer, T)) {}
 
   // Whether the neurons that the device finds for the CPU are part of the hand-off.
@@ -194,7 +189,7 @@ class FfnPart {
   void finish(Mailbox* collect) {
     float* const x = f_.act.x;
     const Vector bias = split_.has_hot ? weights_of(f_, layer_).ffn_down_bias : Vector{};  // or the CPU adds it
-    if (has_sparse_part(f_, split_, T_)) {
+    if (sparse_ && split_.has_rows()) {
       SparseArgs args = sparse_args(f_, layer_);
       if (finds_gates()) args.hand_off = {f_.mailbox, handed_over(), f_.config.n_embd};
       args.collect = collect;

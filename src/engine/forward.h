@@ -32,10 +32,11 @@ struct LayerSplit {
   // While the layer before is computed, the main device tells the CPU which neurons this one's hand-off of one token
   // will probably bring: its predictor evaluated on that layer's input.
   bool hinted = false;
+  // The main device has rows of some neurons.
+  bool has_rows() const { return has_hot || n_lone_gates > 0; }
   // The main device takes no part in the layer but the hand-off.
   bool whole_on_host() const {
-    return attention_on_host && !has_hot && n_lone_gates == 0 &&
-           !(selection == Selection::predictor && predictor_on_main);
+    return attention_on_host && !has_rows() && !(selection == Selection::predictor && predictor_on_main);
   }
 };
 
@@ -93,6 +94,8 @@ bool hints_next(const ForwardArgs& f, int64_t layer);
 bool streams_cold(const ForwardArgs& f, int64_t layer, int64_t T);
 // Whether the CPU has a part in a layer's FFN, of this batch.
 bool asks_cpu(const ForwardArgs& f, int64_t layer, int64_t T);
+// Whether a layer's FFN of this batch computes only the neurons that are found to be needed.
+bool skips_neurons(const ForwardArgs& f, int64_t layer, int64_t T);
 // Whether the main device adds the CPU's answer to a layer's FFN in the pass that adds its own neurons.
 bool adds_answer(const ForwardArgs& f, int64_t layer, int64_t T);
 // One token, whole layer: the neurons that this device's predictor names, of its own shard in act.predicted; of the

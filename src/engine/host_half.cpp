@@ -83,7 +83,7 @@ void HostHalf::ffn_lone_gates(int64_t layer, Act in, Vector down_bias, float* y)
 void HostHalf::ffn_part(int64_t layer, int64_t T, const float* x, float* y) {
   const LayerSplit& split = split_[static_cast<size_t>(layer)];
   const Vector bias = f_.weights.layers[static_cast<size_t>(layer)].ffn_down_bias;
-  if (T > 1 || !f_.sparse || split.selection == Selection::all) {
+  if (!skips_neurons(f_, layer, T)) {
     ffn_norm(f_, layer, x, T);
     return ffn_dense_block(f_, layer, T, bias, y);
   }
