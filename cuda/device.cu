@@ -14,6 +14,7 @@
 #include "cuda/mailbox.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/op_queue.cuh"
+#include "cuda/side_stream.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staging.cuh"
 #include "cuda/stamps.cuh"
@@ -56,7 +57,7 @@ class CudaDevice final : public Device, public DeviceClock {
   void fill_zero(void* device, size_t bytes) override;
   void synchronize() override;
   void stamp() override {
-    gpu_.flush();
+    finish_hints();
     stamps_.stamp(stream_);
   }
   std::vector<double> read_stamps() override { return stamps_.read(); }
@@ -149,6 +150,8 @@ class CudaDevice final : public Device, public DeviceClock {
     return *gemm_;
   }
   void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
+  // Enqueues what is held back; what follows waits for the hints, too.
+  void finish_hints() { side_->join(gpu_); }
   // gate, up and activation into scratch; returns where the neurons' values are.
   Act ffn_hidden(const FfnShard& shard, Act in, int64_t T);
 
@@ -162,6 +165,8 @@ class CudaDevice final : public Device, public DeviceClock {
   std::optional<Gemm> gemm_;
   PinnedMemory staging_;  // for small copies: a ring for those to the device, then a buffer for those from it
   size_t staging_at_ = 0;
+  std::optional<SideStream> side_;  // for hints, which nothing on this device waits for
+  bool hinted_ = false;             // since the last FFN
   std::vector<GraphExec> graphs_;
   Stamps stamps_;
 
@@ -182,7 +187,8 @@ class CudaDevice final : public Device, public DeviceClock {
     int32_t* count = nullptr;
     uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
     unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
-    PredictExchanges exchanges;   // of the predictor
+    Exchange exchange;            // of the predictor
+    float* hint = nullptr;        // [n_ff] hidden vector of hints
     unsigned long long* argmax = nullptr;
   } scratch_;
 };
@@ -202,6 +208,7 @@ CudaDevice::CudaDevice(int gpu, const GpuShape& at_most) {
   heap_.emplace(gpu, account_);
   weights_.emplace(gpu, account_);
   gemm_.emplace(gpu_);
+  side_.emplace();
   staging_ = make_pinned(2 * kStagingBytes);
   // What the handles of this device took besides.
   const size_t after = query_memory(gpu).free;
@@ -210,7 +217,7 @@ CudaDevice::CudaDevice(int gpu, const GpuShape& at_most) {
 
 CudaDevice::~CudaDevice() {
   cudaSetDevice(gpu_.properties().index);
-  cudaStreamSynchronize(stream_);
+  cudaDeviceSynchronize();
   staging_slots_.reset();
   staging_memory_ = {};
   storage_ = {};
@@ -224,7 +231,7 @@ void* CudaDevice::allocate_bytes(size_t bytes, Purpose purpose) {
   return data;
 }
 void CudaDevice::release_bytes(void* data, size_t bytes, Purpose purpose) {
-  gpu_.flush();
+  finish_hints();
   cudaStreamSynchronize(stream_);
   heap_->release(data, bytes, purpose);
 }
@@ -251,7 +258,7 @@ void CudaDevice::upload(void* device, const void* host, size_t bytes) {
 
 void CudaDevice::download(void* host, const void* device, size_t bytes) {
   if (bytes == 0) return synchronize();
-  gpu_.flush();
+  finish_hints();
   auto* buffer = static_cast<std::byte*>(static_cast<void*>(staging_)) + kStagingBytes;  // behind the ring
   for (size_t at = 0; at < bytes; at += kStagingBytes) {
     const size_t n = std::min(kStagingBytes, bytes - at);
@@ -267,7 +274,7 @@ void CudaDevice::fill_zero(void* device, size_t bytes) {
   if (bytes > 0) CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream_));
 }
 void CudaDevice::synchronize() {
-  gpu_.flush();
+  finish_hints();
   CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
@@ -354,11 +361,8 @@ void CudaDevice::reserve(const Limits& l) {
   const size_t down_counters = layout.add(down_need.counter_bytes);
   const size_t norm = layout.add(kUnscaledNormBytes);
   const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
-  const auto add_exchange = [&] {
-    const size_t words = layout.add(predict_fused_words(gpu_) * 8);
-    return std::pair{words, layout.add(bytes(gpu_.properties().multiprocessors, 4))};
-  };
-  const auto whole = add_exchange(), part = add_exchange();
+  const size_t words = layout.add(predict_fused_words(gpu_) * 8);
+  const size_t numbers = layout.add(bytes(gpu_.properties().multiprocessors, 4)), hint = layout.add(bytes(n_ff, 4));
   const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
   const bool batches = T > kMatvecTokens;
   const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
@@ -373,8 +377,7 @@ void CudaDevice::reserve(const Limits& l) {
   place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
   place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
   place(scratch_.mask, mask), place(scratch_.arrived, arrived);
-  place(scratch_.exchanges.whole.words, whole.first), place(scratch_.exchanges.whole.numbers, whole.second);
-  place(scratch_.exchanges.part.words, part.first), place(scratch_.exchanges.part.numbers, part.second);
+  place(scratch_.exchange.words, words), place(scratch_.exchange.numbers, numbers), place(scratch_.hint, hint);
   place(scratch_.down_counters, down_counters);
   place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
   gpu_.set_scratch(base + norm);
@@ -485,7 +488,7 @@ void CudaDevice::name_neurons(const Predictor& p, Act in, const NeuronLists& lis
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
     const InputNorm* n = norm ? &*norm : nullptr;
-    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchanges)) return;
+    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange)) return;
     return cuda::predict(gpu_, p, in, n, lists, scratch_.up);
   }
   Act h = in;
@@ -501,6 +504,8 @@ void CudaDevice::name_neurons(const Predictor& p, Act in, const NeuronLists& lis
   list_scores(gpu_, scratch_.gate, p.threshold.data, lists);
 }
 
+// Beside the FFN: latency is most of what a predictor takes. It may come as late as it likes, except that its marks
+// tell of the hand-off after the last one posted: later than the next predictor's end they would be of no use.
 // Predictors whose scores are made by ordinary products would take longer than what the CPU gains.
 void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
   check_reserved(1);
@@ -510,12 +515,10 @@ void CudaDevice::hint(const Predictor& p, Act in, const HintArgs& args) {
   lists.post = own(*args.mailbox).hint_target(p.n() - args.n_first);
   if (lists.n_words() == 0) return;
   const auto held = gpu_.take_lists();
-  if (predict_fused(gpu_, p, in, nullptr, lists, scratch_.exchanges)) {
-    if (held) gpu_.hold(*held);  // their mask is not touched
-    return gpu_.allow_beside();
-  }
-  if (held) make_lists(gpu_, *held);
-  cuda::predict(gpu_, p, in, nullptr, lists, scratch_.up);
+  const Gpu side = side_->fork(gpu_);
+  if (held) gpu_.hold(*held);  // no kernel of the main stream comes between
+  cuda::predict(side, p, in, nullptr, lists, scratch_.hint);
+  hinted_ = true;
 }
 
 void CudaDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
@@ -565,8 +568,7 @@ void CudaDevice::ffn_fused(const FfnShard& s, const SparseArgs& sparse, Act in, 
   AnswerSource answer;
   if (sparse.collect != nullptr) answer = own(*sparse.collect).answer_source(), list.answer = &answer;
   list.partial = scratch_.down, list.n_active = sparse.n_active, list.linked = sparse.linked;
-  list.next = sparse.next;
-  list.beside = gpu_.may_begin_beside();
+  list.next = sparse.next, list.hinted = std::exchange(hinted_, false);
   gpu_.make(y, s.down_t.cols, ffn_list(gpu_, s, list, in, y_bias, y));
   if (list.gate_out != nullptr) {
     list_active(gpu_, sparse, {scratch_.gate, scratch_.up, scratch_.ids, scratch_.count});
@@ -587,12 +589,12 @@ void CudaDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in)
 // --- graphs ---
 
 void CudaDevice::begin_capture() {
-  gpu_.flush();
+  finish_hints();
   CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
 }
 
 int CudaDevice::end_capture() {
-  gpu_.flush();
+  finish_hints();
   cudaGraph_t captured = nullptr;
   CUDA_CHECK(cudaStreamEndCapture(stream_, &captured));
   const Graph graph(captured);
@@ -605,7 +607,7 @@ int CudaDevice::end_capture() {
 
 void CudaDevice::launch(int graph) {
   HEARTH_CHECK(graph >= 0 && static_cast<size_t>(graph) < graphs_.size());
-  gpu_.flush();
+  finish_hints();
   CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(graph)], stream_));
 }
 

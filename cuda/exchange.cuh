@@ -4,8 +4,7 @@
 // where the end of a kernel and the start of the next take several, and what else the blocks have asked for keeps
 // coming meanwhile.
 //
-// Blocks wait for each other then, so all of them must be resident: such kernels have one block a multiprocessor. A
-// kernel that may start beside one does so when every block has begun.
+// Blocks wait for each other then, so all of them must be resident: such kernels have one block a multiprocessor.
 #include "cuda/launch.cuh"
 
 namespace hearth::cuda {

@@ -64,7 +64,7 @@ struct ListKernelArgs {
   int threads;        // that share a row
   int batch;          // at most kMaxBatch / kChunks
   NextRows next;      // brought by the blocks of the second part that are done: they wait for the CPU
-  bool beside;        // FfnListArgs
+  bool hinted;        // FfnListArgs
 };
 
 // What a batch has become when its gates are known.
@@ -296,14 +296,21 @@ struct ListBlock {
   }
 };
 
+// Threads to count registers for: with a quarter more, there is room for a hint's block (predict.cu) beside this one.
+// Four-bit rows would run short of them.
 template <DType D, int kChunks>
-__global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_constant__ ListKernelArgs a) {
+constexpr int kThreadsWithRoom = kChunks == 1 && D != DType::q4_0 ? kMaxThreads * 5 / 4 : kMaxThreads;
+
+template <DType D, int kChunks>
+__global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
+    list_kernel(const __grid_constant__ ListKernelArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ int32_t ids[kTile];
   __shared__ float known[kTile];
   __shared__ float sums[2][kMaxWarps][2 * kMaxBatch];
-  grid_trigger();
-  if (!a.beside) grid_wait();
+  // The next kernel's blocks would wait in the room that a hint's could have.
+  if (!a.hinted) grid_trigger();
+  grid_wait();
   const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
   const int first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
   const bool masked = a.mask != nullptr;
@@ -339,6 +346,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
       block.template run_tile<false>(sums);
     }
   }
+  if (a.hinted) grid_trigger();
   __syncthreads();
   block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
   if (a.next.bytes > 0 && &part == &a.parts[1]) {
@@ -347,7 +355,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1) list_kernel(const __grid_const
       prefetch_l2(a.next.at(r), a.next.bytes);
     }
   }
-  if (a.beside) grid_wait();  // whoever waits for this kernel finds the one before complete, too
   // Each group has counted its own: the first thread of each, in turn.
   __shared__ int active[kMaxWarps];
   if (block.t == 0) active[block.group] = block.n_active;
@@ -515,11 +522,12 @@ NextRows next_rows(const Gpu& gpu, const std::array<Matrix, NextRows::kMatrices>
   return next;
 }
 
-}  // namespace
-
+// Of those, the ones that read neurons in host memory.
 int link_blocks(const Gpu& gpu) {
   return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
 }
+
+}  // namespace
 
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd) {
   return static_cast<size_t>(list_blocks(gpu) * (n_embd + 1)) * sizeof(float);
@@ -563,7 +571,7 @@ Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act i
     args.parts[1].made = l->first, args.parts[1].n = l->n_first;
   }
   if (list.answer != nullptr) args.next = next_rows(gpu, list.next);
-  args.beside = list.beside;
+  args.hinted = list.hinted;
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
     args.threads = p.threads, args.batch = p.batch;

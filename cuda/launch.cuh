@@ -3,9 +3,9 @@
 // capability 9.0+).
 //
 // Every kernel of this backend calls grid_wait() before it touches anything that an earlier operation wrote, in every
-// thread, and grid_trigger() at its start. What comes before grid_wait() may read weights only: no operation writes
-// those; or guess, and look again afterwards. Since each kernel waits for the one before it to be complete, completion
-// is transitive.
+// thread, and grid_trigger(), mostly at its start. What comes before grid_wait() may read weights only: no operation
+// writes those; or guess, and look again afterwards. Since each kernel waits for the one before it to be complete,
+// completion is transitive.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -117,9 +117,9 @@ __device__ __forceinline__ void mark_word(const NeuronLists& a, int word, uint32
   const uint32_t others = word == first ? (1u << ((a.n_first + a.n_linked) % 32)) - 1u : 0u;
   put_mark(a.post, number, word - first, named & ~others);
 }
-// And writes the word to the mask.
+// And writes the word to the mask, which a hint has none of.
 __device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
-  a.mask[word] = named;
+  if (!a.hints()) a.mask[word] = named;
   mark_word(a, word, named, number);
 }
 

@@ -17,17 +17,17 @@ bool overlap(const float* a, int64_t n_a, const float* b, int64_t n_b) {
 void OpQueue::flush_made(const OutputNorm* half) {
   if (!made_) return;
   const Made m = *std::exchange(made_, std::nullopt);
-  m.enqueue(next_kernel(), half);
+  m.enqueue(gpu_, half);
 }
 
 void OpQueue::flush() {
   flush_made();
   if (norm_) {
     const Norm n = *std::exchange(norm_, std::nullopt);
-    cuda::norm(next_kernel(), n.args, n.x, 1, n.out);
+    cuda::norm(gpu_, n.args, n.x, 1, n.out);
   }
-  if (rope_) cuda::rope_kv(next_kernel(), *std::exchange(rope_, std::nullopt), 1);
-  if (lists_) make_lists(next_kernel(), *std::exchange(lists_, std::nullopt));
+  if (rope_) cuda::rope_kv(gpu_, *std::exchange(rope_, std::nullopt), 1);
+  if (lists_) make_lists(gpu_, *std::exchange(lists_, std::nullopt));
 }
 
 void OpQueue::make(const float* y, int64_t n, Maker enqueue) {
@@ -43,7 +43,7 @@ void OpQueue::matvec(std::span<const MatmulPart> parts, Act in, int64_t T) {
   const auto norm = T == 1 ? take_norm(in, parts[0].w, {outputs.data(), parts.size()}) : std::nullopt;
   flush();
   const bool can_wait = T == 1 && !norm && parts.size() == 1 && can_leave_norm(gpu_, parts[0].w);
-  if (!can_wait) return cuda::matvec(next_kernel(), parts, in, T, norm ? &*norm : nullptr);
+  if (!can_wait) return cuda::matvec(gpu_, parts, in, T, norm ? &*norm : nullptr);
   make(parts[0].y, parts[0].w.rows, [part = parts[0], in](const Gpu& gpu, const OutputNorm* half) {
     cuda::matvec(gpu, {&part, 1}, in, 1, nullptr, half);
   });
@@ -54,13 +54,13 @@ void OpQueue::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
                         !overlap(x, a.n, out.x, a.n);
   const bool of_made = can_wait && made_ && !norm_ && made_->y == x && made_->n == a.n;
   if (!of_made) flush();
-  if (!can_wait) return cuda::norm(next_kernel(), a, x, T, out);
+  if (!can_wait) return cuda::norm(gpu_, a, x, T, out);
   norm_ = {a, x, out};
 }
 
 void OpQueue::rope_kv(const RopeKvArgs& a, int64_t T) {
   flush();
-  if (T != 1) return cuda::rope_kv(next_kernel(), a, T);
+  if (T != 1) return cuda::rope_kv(gpu_, a, T);
   rope_ = a;
 }
 

@@ -33,15 +33,7 @@ class OpQueue {
   // To enqueue on.
   operator const Gpu&() {
     flush();
-    return next_kernel();
-  }
-  // Said of the kernel that was enqueued last: the next one need not wait for it, only see to it that it is done in the
-  // end (FfnListArgs::beside).
-  void allow_beside() { beside_ = true; }
-  // Whether the next kernel may do so.
-  bool may_begin_beside() {
-    flush();
-    return beside_;
+    return gpu_;
   }
   const Gpu& properties() const { return gpu_; }
 
@@ -94,13 +86,8 @@ class OpQueue {
   };
   bool may_take_norm(Act in, int64_t n, std::span<const Output> outputs) const;
   void flush_made(const OutputNorm* half = nullptr);
-  const Gpu& next_kernel() {
-    beside_ = false;
-    return gpu_;
-  }
 
   Gpu gpu_;
-  bool beside_ = false;
   UnscaledNorm unscaled_;
   // In the order in which they were issued; only a maker and a norm are ever held at the same time.
   std::optional<Made> made_;

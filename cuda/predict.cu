@@ -1,6 +1,6 @@
 // Predictors: which neurons of a layer a token needs (core/device.h, Predictor). Two kernels: fc1 with bias and ReLU,
 // where the norm before it can be done on the way, then fc2 with the thresholds, whose last block lists the neurons and
-// hands the CPU's over.
+// hands the CPU's over. Hints run beside the sparse FFN (side_stream.cuh), in blocks that fit beside its own.
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staged_input.cuh"
@@ -11,6 +11,12 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeldChunks = 16;  // of a thread, in flight together
 constexpr int kMaxRows = 32;     // of a block; with fc2 a word of the mask
+// Of a hint's block, in shared memory: the sparse FFN's block of f16 rows leaves 24 KiB.
+constexpr size_t kMostBesideBytes = 16 << 10;
+
+// A multiprocessor's, by registers: with four, one has room beside the sparse FFN's.
+template <int kChunks>
+constexpr int kBlocks = kChunks > 4 ? 3 : 4;
 
 struct RowsArgs {
   Matrix w;
@@ -155,7 +161,7 @@ struct RowsBlock {
 };
 
 template <DType D, int kChunks>
-__global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_constant__ RowsArgs a) {
+__global__ void __launch_bounds__(kThreads, kBlocks<kChunks>) hidden_kernel(const __grid_constant__ RowsArgs a) {
   extern __shared__ uint4 shared[];
   grid_trigger();
   RowsBlock<D, kChunks> rows(a, static_cast<int>(blockIdx.x), shared);
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 3) hidden_kernel(const __grid_consta
 }
 
 template <DType D, int kChunks>
-__global__ void __launch_bounds__(kThreads, 3) mask_kernel(const __grid_constant__ RowsArgs a) {
+__global__ void __launch_bounds__(kThreads, kBlocks<kChunks>) mask_kernel(const __grid_constant__ RowsArgs a) {
   extern __shared__ uint4 shared[];
   grid_trigger();
   if (is_messenger(a.lists)) {
@@ -314,15 +320,14 @@ bool with_rows(const Matrix& w, F&& f) {
 
 // Returns the bytes of shared memory.
 template <DType D, int kChunks>
-size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block) {
+size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block, bool is_hint) {
   constexpr size_t kStatic = 22 << 10;  // of the kernels
+  const size_t most = is_hint ? kMostBesideBytes : gpu.shared_per_block - kStatic;
   const int64_t groups = kThreads / threads;
   a.threads = threads;
   a.rows_per_block = static_cast<int>(rows_per_block);
   a.rows_per_pass = static_cast<int>(std::min<int64_t>(kHeldChunks / kChunks, ceil_div(rows_per_block, groups)));
-  while (a.rows_per_pass > 1 && slot_bytes<D>(a.rows_per_pass, kChunks, kThreads) + kStatic > gpu.shared_per_block) {
-    --a.rows_per_pass;
-  }
+  while (a.rows_per_pass > 1 && slot_bytes<D>(a.rows_per_pass, kChunks, kThreads) > most) --a.rows_per_pass;
   return slot_bytes<D>(a.rows_per_pass, kChunks, kThreads);
 }
 
@@ -330,13 +335,14 @@ unsigned list_grid(const NeuronLists& lists, int64_t workers) {
   return grid_size(workers + (lists.posts() ? 1 : 0));
 }
 
-void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, float* hidden) {
+void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, bool is_hint, float* hidden) {
   RowsArgs a{};
   a.w = p.fc1, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.hidden = hidden;
   if (norm != nullptr) a.norm = *norm;
-  const int64_t rows = std::clamp<int64_t>(ceil_div(p.fc1.rows, gpu.multiprocessors * 2), 1, kMaxRows);
+  const int64_t blocks = gpu.multiprocessors * (is_hint ? 4 : 2);
+  const int64_t rows = std::clamp<int64_t>(ceil_div(p.fc1.rows, blocks), 1, kMaxRows);
   with_rows(p.fc1, [&]<DType D, int kChunks>(int threads) {
-    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, rows);
+    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, rows, is_hint);
     launch(gpu, hidden_kernel<D, kChunks>, grid_size(ceil_div(p.fc1.rows, rows)), kThreads, shared_bytes, a);
   });
 }
@@ -356,24 +362,23 @@ void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, 
              float* hidden) {
   HEARTH_CHECK(norm == nullptr || p.fc1);
   const int64_t words = lists.n_words();
+  const size_t for_lists = lists.hints() ? 0 : kListSharedBytes;
   if (p.signs != nullptr) {
     const int64_t row_words = ceil_div(p.n_signs, 32);
     return launch(
-        gpu, sign_kernel, list_grid(lists, words), kThreads,
-        std::max(static_cast<size_t>(row_words) * 4, kListSharedBytes),
+        gpu, sign_kernel, list_grid(lists, words), kThreads, std::max(static_cast<size_t>(row_words) * 4, for_lists),
         SignArgs{p.signs, in.x, static_cast<int>(p.n_signs), static_cast<int>(row_words), p.threshold.data, lists});
   }
   RowsArgs a{};
   if (p.fc1) {
-    hidden_vector(gpu, p, in, norm, hidden);
+    hidden_vector(gpu, p, in, norm, lists.hints(), hidden);
     in = {hidden, nullptr};
     a.unquantized = hidden;
   }
   a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.lists = lists;
   const bool fits = with_rows(p.fc2, [&]<DType D, int kChunks>(int threads) {
-    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows);
-    launch(gpu, mask_kernel<D, kChunks>, list_grid(lists, words), kThreads, std::max(shared_bytes, kListSharedBytes),
-           a);
+    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows, lists.hints());
+    launch(gpu, mask_kernel<D, kChunks>, list_grid(lists, words), kThreads, std::max(shared_bytes, for_lists), a);
   });
   HEARTH_CHECK(fits);
 }

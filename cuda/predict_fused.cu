@@ -11,7 +11,7 @@ namespace hearth::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-constexpr int kFewRows = 8, kManyRows = 16;         // of fc1 in a block, at most
+constexpr int kMaxRows = 8;                         // of fc1 in a block
 constexpr int kMaxWords = 4;                        // of the mask in a block
 static_assert(32 / kWarps == 2 && kMaxWords == 4);  // a warp has two rows of fc2 of each word
 constexpr int64_t kMaxRank = 2048;
@@ -115,8 +115,9 @@ __device__ __forceinline__ void list_own(const FusedArgs& a, int block, const ui
 }
 
 // The block's rows of fc1; thread t has chunks t, t + kThreads, ... of each.
-template <DType D, int kChunks, int kRows>
+template <DType D, int kChunks>
 struct FirstProduct {
+  static constexpr int kRows = kMaxRows;
   const FusedArgs& a;
   const int first_row, n_rows;
   Chunk w[kRows][kChunks];
@@ -239,16 +240,14 @@ __device__ __forceinline__ void take_hidden(const Hidden& hidden, int cols, Owne
   }
 }
 
-// kRows: of fc1 in a block, at most; kFirst: chunks of them that a thread has; kSecond: of fc2's that a lane has.
-template <DType D, int kRows, int kFirst, int kSecond>
+// kFirst: chunks of fc1's rows that a thread has; kSecond: of fc2's that a lane has.
+template <DType D, int kFirst, int kSecond>
 __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constant__ FusedArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ Hidden hidden;
   __shared__ float scores[kMaxWords * 32];
   __shared__ uint32_t number;
-  // A hint lets the next kernel begin when what came before the hint is done: it need not wait for the hint itself.
-  const bool hint = a.lists.hints();
-  if (!hint) grid_trigger();
+  grid_trigger();
   const int block = worker(a.lists), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int workers = static_cast<int>(gridDim.x) - (a.lists.posts() ? 1 : 0);
   if (is_messenger(a.lists)) {
@@ -259,10 +258,10 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     messenger.run();
     if (threadIdx.x == 0) put_word(a.counts() + a.word_blocks(), 0, own_number), count_launch(a.exchange, own_number);
   } else {
-    FirstProduct<D, kFirst, kRows> first(a, block);
+    FirstProduct<D, kFirst> first(a, block);
     first.start();
     // Row i of the warp is row i * kWarps + warp of the block's, so that words are 32 / kWarps rows of every warp.
-    const int first_word = a.lists.first_word() + block * a.words_per_block, first_row = first_word * 32;
+    const int first_word = block * a.words_per_block, first_row = first_word * 32;
     const int n_slots = a.words_per_block * 32 / kWarps;
     const RowSlots<D, kSecond, true> slots(shared, n_slots, lane, kWarp, a.fc2.cols);
     const bool has_rows = first_row < a.fc2.rows;
@@ -273,7 +272,6 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     const bool has_word = warp < a.words_per_block && neuron < a.lists.n;
     if (has_word) threshold = a.threshold[neuron];
     grid_wait();
-    if (hint) grid_trigger();
     const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
     const uint32_t mark = lane == 0 && warp < a.words_per_block ? mask_number(a.lists) : 0;
     const float squares = first.load_input();
@@ -327,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
           if (a.lists.deferred) a.lists.mask[first_word + warp] = word;
         }
       }
-      if (!hint && !a.lists.deferred) list_own(a, block, named, number, mark);
+      if (!a.lists.deferred) list_own(a, block, named, number, mark);
     }
   }
 }
@@ -361,15 +359,14 @@ struct FusedPlan {
 };
 
 // With so many blocks; nothing (no workers) where the predictor is of another kind or too large.
-FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& lists, int64_t workers, int most_rows) {
+FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& lists, int64_t workers) {
   constexpr size_t kStatic = (16 << 10) + sizeof(Hidden);
   FusedPlan plan;
   if (!p.fc1 || p.fc1.type != p.fc2.type || p.fc1.rows > kMaxRank || p.fc1.rows % 4 != 0) return plan;
   if (workers < 1) return plan;
   const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(lists.n_words(), workers);
-  if (rows > most_rows || words > kMaxWords) return plan;
+  if (rows > kMaxRows || words > kMaxWords) return plan;
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
-    if (rows > kFewRows && kFirst > 1) return;  // more than a thread has registers for
     const size_t bytes = slot_bytes<D>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
     if (bytes + kStatic > gpu.shared_per_block) return;
     plan = {static_cast<int>(workers), static_cast<int>(rows), static_cast<int>(words), bytes};
@@ -384,27 +381,17 @@ size_t predict_fused_words(const Gpu& gpu) {
 }
 
 bool predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
-                   const PredictExchanges& exchanges) {
+                   const Exchange& exchange) {
   if (norm != nullptr && p.fc1 && is_quantized(p.fc1.type) && norm->unscaled.q8 == nullptr) return false;
-  // A hint leaves multiprocessors to the neurons in host memory, which take the link's time, not theirs.
-  FusedPlan plan;
-  if (lists.hints()) plan = plan_fused(gpu, p, lists, gpu.multiprocessors - link_blocks(gpu), kManyRows);
-  const bool part = plan.workers > 0;
-  if (!part) plan = plan_fused(gpu, p, lists, gpu.multiprocessors - (lists.posts() ? 1 : 0), kFewRows);
+  const FusedPlan plan = plan_fused(gpu, p, lists, gpu.multiprocessors - (lists.posts() ? 1 : 0));
   if (plan.workers == 0) return false;
   FusedArgs a{};
   a.fc1 = p.fc1, a.fc2 = p.fc2, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.threshold = p.threshold.data;
   if (norm != nullptr) a.norm = *norm;
-  a.exchange = part ? exchanges.part : exchanges.whole, a.rows_per_block = plan.rows, a.words_per_block = plan.words,
-  a.lists = lists;
+  a.exchange = exchange, a.rows_per_block = plan.rows, a.words_per_block = plan.words, a.lists = lists;
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
-    const auto enqueue = [&](auto kernel) {
-      launch(gpu, kernel, grid_size(plan.workers + (lists.posts() ? 1 : 0)), kThreads, plan.shared_bytes, a);
-    };
-    if constexpr (kFirst == 1) {
-      if (plan.rows > kFewRows) return enqueue(fused_kernel<D, kManyRows, kFirst, kSecond>);
-    }
-    enqueue(fused_kernel<D, kFewRows, kFirst, kSecond>);
+    launch(gpu, fused_kernel<D, kFirst, kSecond>, grid_size(plan.workers + (lists.posts() ? 1 : 0)), kThreads,
+           plan.shared_bytes, a);
   });
   return true;
 }

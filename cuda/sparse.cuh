@@ -18,15 +18,11 @@ void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm
              float* hidden);
 // The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
 // ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. Does nothing and returns false for
-// others. Scratch of its own, each with predict_fused_words() words. After a hint the next kernel may have
-// FfnListArgs::beside.
-struct PredictExchanges {
-  Exchange whole;  // of kernels on all multiprocessors
-  Exchange part;   // of hints, which leave link_blocks()
-};
+// others. Not for hints: its blocks wait for each other, and beside other kernels some might not get room. exchange:
+// scratch of its own, with predict_fused_words() words.
 size_t predict_fused_words(const Gpu& gpu);
 bool predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
-                   const PredictExchanges& exchanges);
+                   const Exchange& exchange);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);
 void relu(const Gpu& gpu, float* x, int64_t n);
 
@@ -52,10 +48,8 @@ struct FfnListArgs {
   const LinkedNeurons* linked = nullptr;  // beside the list, or null
   const NeuronLists* made_of = nullptr;   // the list, and the linked one, are yet to be made, of this mask; or null
   std::array<Matrix, 3> next;             // what is multiplied first when the answer has come, or empty
-  bool beside = false;  // the kernel before makes nothing that is read here, and lets this one begin when it may
+  bool hinted = false;                    // a hint runs beside
 };
-// Blocks that read neurons in host memory, a multiprocessor each.
-int link_blocks(const Gpu& gpu);
 size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd);
 // Whether ffn_list() can: gate (where read), up and down_t of one type, rows of whole 16-byte chunks that fit.
 bool ffn_list_fits(const Gpu& gpu, const FfnShard& shard, bool reads_gate);

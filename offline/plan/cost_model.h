@@ -12,8 +12,8 @@
 //            for itself
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
 //            gates; otherwise the GPU's gates are part of `hot`
-//     With look-ahead the GPU evaluates the next layer's predictor before its own rows, and linked ones are counted as
-//     if they came after it, too; the CPU fetches foreseen_share of its rows while the GPU attends and predicts, as far
+//     With look-ahead the GPU reads the next layer's predictor beside its own rows, and linked ones are counted as if
+//     they came after it; the CPU fetches foreseen_share of its rows while the GPU attends and predicts, as far
 //     as that time goes, and needs 1 / fetched_speedup of the time for these afterwards.
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
 // A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.

@@ -282,7 +282,9 @@ class Device {
   virtual void collect(Mailbox& mailbox, float* x, int64_t n);
   // One token: tells the CPU which of its neurons the predictor of a layer to come names for the input at hand, which
   // is much like that layer's own. To be called between a hand-off and the next one, which is that layer's. Nothing
-  // depends on it: the CPU fetches rows while it waits, and a device that is not good at it does nothing.
+  // depends on it: the CPU fetches rows while it waits, and a device that is not good at it does nothing. May run
+  // beside the operations that follow: names of an input that they have overwritten by then are wrong, no more than
+  // that.
   virtual void hint(const Predictor& /*predictor*/, Act /*in*/, const HintArgs& /*args*/) {}
   // Of host devices: brings the rows of these neurons (ascending) near the cores that read them if about the same are
   // listed in the next ffn_sparse() of this shard. Ends when the mailbox's next hand-off is there.

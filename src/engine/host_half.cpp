@@ -108,7 +108,10 @@ void HostHalf::fetch_hinted(int64_t layer) {
   const FfnShard& cold = f_.weights.layers[static_cast<size_t>(layer)].ffn;
   const auto n_first = static_cast<int32_t>(split.n_first), n = n_first + static_cast<int32_t>(cold.n());
   const auto marks = MailboxMarks::of(n, n_first, n_first + static_cast<int32_t>(split.linked.n()));
-  const std::span<const int32_t> ids = mailbox_.wait_hints(marks);
+  const std::span<const int32_t> told = mailbox_.wait_hints(marks);
+  // Of a hint that came a hand-off late, what is no row of this layer's.
+  const auto begin = std::lower_bound(told.begin(), told.end(), 0);
+  const std::span<const int32_t> ids(begin, std::lower_bound(begin, told.end(), cold.n()));
   if (!ids.empty()) host_.fetch(cold, ids, mailbox_);
 }
 
