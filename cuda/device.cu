@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/device_clock.h"
+#include "cuda/device_scratch.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
@@ -21,27 +22,6 @@
 
 namespace hearth::cuda {
 namespace {
-
-// Batches of at most this many tokens go through the matvec kernels. For quantised weights these win until dequantising
-// for the tensor cores is worth its traffic (it writes and reads 2 bytes a weight).
-constexpr int64_t kMatvecTokensQuantized = 4;
-constexpr int64_t kMatvecTokens = 1;
-// Batches of at most this many tokens use the attention that splits the context.
-constexpr int64_t kDecodeTokens = 8;
-
-// Pieces of one allocation, aligned.
-class Layout {
- public:
-  size_t add(size_t bytes) {
-    const size_t at = total_;
-    total_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  size_t total() const { return total_; }
-
- private:
-  size_t total_ = 0;
-};
 
 class CudaDevice final : public Device, public DeviceClock {
  public:
@@ -175,22 +155,7 @@ class CudaDevice final : public Device, public DeviceClock {
 
   Limits limits_;
   DeviceBuffer storage_;
-  struct {
-    float* gate = nullptr;      // [max_tokens][n_ff]
-    float* up = nullptr;        // [max_tokens][n_ff]
-    void* hidden_q8 = nullptr;  // [few tokens][n_ff] in the 8-bit form
-    float* attention = nullptr;
-    unsigned* counters = nullptr;  // of the attention; zero between launches
-    float* down = nullptr;
-    unsigned* down_counters = nullptr;  // zero between launches
-    int32_t* ids = nullptr;             // [n_ff]
-    int32_t* count = nullptr;
-    uint32_t* mask = nullptr;     // [n_ff / 32] of neurons
-    unsigned* arrived = nullptr;  // blocks that have written their part of the mask; zero between kernels
-    Exchange exchange;            // of the predictor
-    float* hint = nullptr;        // [n_ff] hidden vector of hints
-    unsigned long long* argmax = nullptr;
-  } scratch_;
+  DeviceScratch scratch_;
 };
 
 constexpr size_t kStagingBytes = size_t{1} << 20;
@@ -348,40 +313,12 @@ FfnShard CudaDevice::link(const FfnShard& host, std::byte* memory) {
 
 void CudaDevice::reserve(const Limits& l) {
   HEARTH_CHECK(storage_.bytes() == 0, "reserve() is called once");
-  const auto bytes = [](int64_t n, size_t each) { return static_cast<size_t>(n) * each; };
-  const int64_t T = l.max_tokens, n_ff = round_up(l.n_ff, 32);
-  const int64_t few = std::min(T, kMatvecTokensQuantized), decode = std::min(T, kDecodeTokens);
-  Layout layout;
-  const size_t gate = layout.add(bytes(T * n_ff, 4)), up = layout.add(bytes(T * n_ff, 4));
-  const size_t hidden_q8 = layout.add(static_cast<size_t>(few) * q8_bytes(n_ff));
-  const AttentionScratch need = attention_scratch(gpu_, l.n_head, l.n_head_kv, l.head_dim, decode);
-  const size_t attention = layout.add(need.partial_bytes), counters = layout.add(need.counter_bytes);
-  const DownScratch down_need = down_scratch(l.n_embd);
-  const size_t down = layout.add(std::max(down_need.partial_bytes, ffn_list_bytes(gpu_, l.n_embd)));
-  const size_t down_counters = layout.add(down_need.counter_bytes);
-  const size_t norm = layout.add(kUnscaledNormBytes);
-  const size_t mask = layout.add(bytes(n_ff / 32, 4)), arrived = layout.add(4);
-  const size_t words = layout.add(predict_fused_words(gpu_) * 8);
-  const size_t numbers = layout.add(bytes(gpu_.properties().multiprocessors, 4)), hint = layout.add(bytes(n_ff, 4));
-  const size_t ids = layout.add(bytes(n_ff, 4)), count = layout.add(4), best = layout.add(bytes(kArgmaxBlocks, 8));
-  const bool batches = T > kMatvecTokens;
-  const size_t workspace = layout.add(batches ? Gemm::kWorkspaceBytes : 0);
-  const size_t input = layout.add(batches ? bytes(T * std::max({l.max_cols, l.n_ff, l.n_embd}), 2) : 0);
-  const int64_t widest = std::max({l.max_cols, l.n_ff, l.n_embd});
-  const size_t slab = layout.add(batches && l.quantized_weights ? std::max(Gemm::kSlabBytes, bytes(widest, 2)) : 0);
-  storage_ = allocate(layout.total(), Purpose::scratch);
-  auto* base = storage_.as<std::byte>();
-  const auto place = [&](auto*& pointer, size_t at) {
-    pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(base + at);
-  };
-  place(scratch_.gate, gate), place(scratch_.up, up), place(scratch_.hidden_q8, hidden_q8);
-  place(scratch_.attention, attention), place(scratch_.counters, counters), place(scratch_.down, down);
-  place(scratch_.mask, mask), place(scratch_.arrived, arrived);
-  place(scratch_.exchange.words, words), place(scratch_.exchange.numbers, numbers), place(scratch_.hint, hint);
-  place(scratch_.down_counters, down_counters);
-  place(scratch_.ids, ids), place(scratch_.count, count), place(scratch_.argmax, best);
-  gpu_.set_scratch(base + norm);
-  if (batches) gemm_->set_scratch(base + workspace, base + input, base + slab);
+  storage_ = allocate(scratch_.place(gpu_, l, nullptr), Purpose::scratch);
+  scratch_.place(gpu_, l, storage_.as<std::byte>());
+  gpu_.set_scratch(scratch_.norm);
+  if (l.max_tokens > kMatvecTokens) {
+    gemm_->set_scratch(scratch_.gemm_workspace, scratch_.gemm_input, scratch_.gemm_slab);
+  }
   limits_ = l;
 }
 
