@@ -14,13 +14,13 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   size_t total = 0;
   const auto take = [&](auto*& piece, size_t bytes) {
     if (base != nullptr) piece = reinterpret_cast<std::decay_t<decltype(piece)>>(base + total);
-    total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    total += aligned(bytes);
   };
   const auto each = [](int64_t n, size_t bytes) { return static_cast<size_t>(n) * bytes; };
   const int64_t T = l.max_tokens, n_ff = round_up(l.n_ff, 32), widest = std::max({l.max_cols, l.n_ff, l.n_embd});
   take(gate, each(T * n_ff, 4));
   take(up, each(T * n_ff, 4));
-  take(hidden_q8, each(std::min(T, kMatvecTokensQuantized) * q8_row_bytes(n_ff), 1));
+  take(hidden_q8, each(std::min(T, kMatvecTokensQuantized), static_cast<size_t>(q8_row_bytes(n_ff))));
   const AttentionScratch attend = attention_scratch(gpu, l.n_head, l.n_head_kv, l.head_dim, std::min(T, kDecodeTokens));
   take(attention, attend.partial_bytes);
   take(counters, attend.counter_bytes);
@@ -30,7 +30,7 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   take(norm, kUnscaledNormBytes);
   take(mask, each(n_ff / 32, 4));
   take(arrived, 4);
-  take(exchange.words, each(static_cast<int64_t>(predict_fused_words(gpu)), 8));
+  take(exchange.words, predict_fused_words(gpu) * 8);
   take(exchange.numbers, each(gpu.multiprocessors, 4));
   take(hint, each(n_ff, 4));
   take(ids, each(n_ff, 4));

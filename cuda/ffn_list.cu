@@ -495,6 +495,10 @@ bool with_list_plan(const Gpu& gpu, const Matrix& down_t, F&& f) {
 int64_t list_blocks(const Gpu& gpu) {
   return gpu.multiprocessors;
 }
+// Of those, the ones that read neurons in host memory.
+int link_blocks(const Gpu& gpu) {
+  return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
+}
 
 // Nothing else runs until the CPU has answered, so that most of the cache is free for what is read then. The sums wait
 // until all of it has come: a quarter of the cache takes about as long as the answer's way over the link. H200, 7B in
@@ -520,11 +524,6 @@ NextRows next_rows(const Gpu& gpu, const std::array<Matrix, NextRows::kMatrices>
   next.row_bytes = static_cast<int>(row_bytes), next.first = kStarted;
   next.bytes = static_cast<int>(std::max<int64_t>(0, each / kLine * kLine));
   return next;
-}
-
-// Of those, the ones that read neurons in host memory.
-int link_blocks(const Gpu& gpu) {
-  return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
 }
 
 }  // namespace

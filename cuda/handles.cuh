@@ -52,9 +52,10 @@ using Cublas = Handle<cublasHandle_t, cublasDestroy>;
 using DeviceMemory = Handle<void*, cudaFree>;
 using PinnedMemory = Handle<void*, cudaFreeHost>;
 
-inline Stream make_stream() {
+// priority: the lower, the sooner blocks begin where there is not room for all.
+inline Stream make_stream(int priority = 0) {
   cudaStream_t s = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, priority));
   return Stream(s);
 }
 inline Event make_event(unsigned flags = cudaEventDisableTiming) {

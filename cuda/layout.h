@@ -12,6 +12,9 @@
 namespace hearth::cuda {
 
 constexpr size_t kAlignment = 256;  // of every tensor
+constexpr size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Quants of a block of 32, in bytes.
 constexpr int64_t quant_bytes(DType type) {
@@ -24,17 +27,16 @@ struct AdoptedLayout {
   size_t total_bytes = 0;    // what adopt() takes
 };
 inline AdoptedLayout adopted_layout(DType type, int64_t rows, int64_t cols) {
-  const auto align = [](size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
   AdoptedLayout l;
   if (!is_quantized(type)) {
     l.data_bytes = static_cast<size_t>(rows) * row_bytes(type, cols);
-    l.total_bytes = align(l.data_bytes);
+    l.total_bytes = aligned(l.data_bytes);
     return l;
   }
   const auto blocks = static_cast<size_t>(rows * (cols / 32));
   l.data_bytes = blocks * static_cast<size_t>(quant_bytes(type));
-  l.scales_offset = align(l.data_bytes);
-  l.total_bytes = align(l.scales_offset + blocks * sizeof(f16_t));
+  l.scales_offset = aligned(l.data_bytes);
+  l.total_bytes = aligned(l.scales_offset + blocks * sizeof(f16_t));
   return l;
 }
 

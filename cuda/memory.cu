@@ -182,7 +182,7 @@ void WeightArena::grow(size_t bytes) {
 }
 
 void* WeightArena::allocate(size_t bytes) {
-  const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t size = aligned(bytes);
   if (used_ + size > mapped_) grow(used_ + size - mapped_);
   void* data = reinterpret_cast<void*>(base_ + used_);
   used_ += size;

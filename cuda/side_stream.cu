@@ -5,9 +5,7 @@ namespace hearth::cuda {
 SideStream::SideStream() : fork_(make_event()), join_(make_event()) {
   int lowest = 0, highest = 0;
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  cudaStream_t stream = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
-  stream_ = Stream(stream);
+  stream_ = make_stream(highest);
 }
 
 Gpu SideStream::fork(const Gpu& main) {
@@ -15,7 +13,7 @@ Gpu SideStream::fork(const Gpu& main) {
   CUDA_CHECK(cudaStreamWaitEvent(stream_, fork_, 0));
   is_open_ = true;
   Gpu side = main;
-  // A kernel that began early would take the room that it is not to wait for.
+  // Blocks that begin early wait in room that others could have.
   side.stream = stream_, side.overlap = false;
   return side;
 }

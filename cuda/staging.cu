@@ -7,10 +7,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-size_t aligned(size_t n) {
-  return (n + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // One thread a block of 32 weights: quants to `quants`, its scale to `scales`. Blocks lie at odd multiples of 2 bytes.
 template <typename Block>
 __global__ void __launch_bounds__(kThreads)
