@@ -417,7 +417,7 @@ void CudaDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   if (args.n_linked > 0) lists.n_linked = static_cast<int>(args.n_linked), lists.linked = args.linked;
   lists.deferred = lists.can_defer();
   name_neurons(p, in, lists);
-  if (lists.deferred) gpu_.hold(lists);
+  if (lists.deferred && (lists.first.ids != nullptr || lists.n_linked > 0)) gpu_.hold(lists.on_device());
 }
 
 void CudaDevice::name_neurons(const Predictor& p, Act in, const NeuronLists& lists) {
@@ -425,7 +425,10 @@ void CudaDevice::name_neurons(const Predictor& p, Act in, const NeuronLists& lis
     const OpQueue::Output output{scratch_.up, p.fc1.rows};
     const auto norm = p.fc1 ? gpu_.take_norm(in, p.fc1, {&output, 1}, OpQueue::Reader::any) : std::nullopt;
     const InputNorm* n = norm ? &*norm : nullptr;
-    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange)) return;
+    if (cuda::predict_fused(gpu_, p, in, n, lists, scratch_.exchange)) {
+      if (!lists.deferred) make_lists(gpu_, lists.on_device());
+      return;
+    }
     return cuda::predict(gpu_, p, in, n, lists, scratch_.up);
   }
   Act h = in;

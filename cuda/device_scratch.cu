@@ -30,7 +30,7 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   take(norm, kUnscaledNormBytes);
   take(mask, each(n_ff / 32, 4));
   take(arrived, 4);
-  take(exchange.words, predict_fused_words(gpu) * 8);
+  take(exchange.words, each(kMaxFusedRank, 8));
   take(exchange.numbers, each(gpu.multiprocessors, 4));
   take(hint, each(n_ff, 4));
   take(ids, each(n_ff, 4));

@@ -22,6 +22,18 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* arrived) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
   return before;
 }
+// The same for one that need not know how many did.
+__device__ __forceinline__ void add_arrival(unsigned* arrived) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+// Waits until n did, and sets the counter to zero again. Called by one thread of all.
+__device__ __forceinline__ void wait_arrivals(unsigned* arrived, unsigned n) {
+  unsigned now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+  } while (now != n);
+  *arrived = 0;
+}
 // The launch's number: each block counts its launches. One thread of every block calls the first after grid_wait(), and
 // some time later the second.
 __device__ __forceinline__ uint32_t launch_number(const Exchange& e) {

@@ -1,7 +1,7 @@
 #pragma once
 // From a kernel that says of each neuron whether it is named (a bit mask in device memory) to lists of ids, without a
-// kernel of its own: the block that finishes last makes the lists, or those that read them find their shares in the
-// mask. The CPU gets the vector first; its neurons as marks, from each block as soon as it knows them; with values, as
+// kernel of its own: those that read them find their shares in the mask, or the block that finishes last makes the
+// lists. The CPU gets the vector first; its neurons as marks, from each block as soon as it knows them; with values, as
 // a list.
 #include "cuda/exchange.cuh"
 #include "cuda/mailbox.cuh"
@@ -33,9 +33,16 @@ struct NeuronLists {
   constexpr bool posts() const { return post.posted != nullptr; }
   // Only marks are wanted, of a hand-off to come (CudaMailbox::hint_target()).
   constexpr bool hints() const { return !posts() && post.marks != nullptr; }
-  // Whether lists that are all on this device, and for its FFN alone, can be deferred.
+  // Whether the lists on this device, if they are for its FFN alone, can be deferred. (The CPU has marks.)
   constexpr bool can_defer() const {
-    return !posts() && !hints() && first.ids != nullptr && first_ids_copy == nullptr && rest.ids == nullptr;
+    const bool has_own = first.ids != nullptr || (posts() && values == nullptr);
+    return has_own && !hints() && first_ids_copy == nullptr && rest.ids == nullptr && values == nullptr;
+  }
+  // What is left to be made of deferred ones: the CPU has been told.
+  constexpr NeuronLists on_device() const {
+    NeuronLists lists = *this;
+    lists.post = {}, lists.x = nullptr, lists.n_x = 0;
+    return lists;
   }
   // Whether they go there; a list that is not wanted is null.
   constexpr bool go_to(const int32_t* first_ids, const int32_t* linked_ids) const {
@@ -110,17 +117,14 @@ struct Messenger {
 __device__ __forceinline__ uint32_t mask_number(const NeuronLists& a) {
   return a.marks() ? next_number(a.post) : 0;
 }
-// Tells the CPU which of its neurons are named in a word. Called by one thread for each word.
-__device__ __forceinline__ void mark_word(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
+// Writes a word of the mask, which a hint has none of, and tells the CPU which of its neurons are named in it. Called
+// by one thread for each word.
+__device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
   const int first = a.first_marked_word();
+  if (!a.hints()) a.mask[word] = named;
   if (!a.marks() || word < first) return;
   const uint32_t others = word == first ? (1u << ((a.n_first + a.n_linked) % 32)) - 1u : 0u;
   put_mark(a.post, number, word - first, named & ~others);
-}
-// And writes the word to the mask, which a hint has none of.
-__device__ __forceinline__ void put_mask(const NeuronLists& a, int word, uint32_t named, uint32_t number) {
-  if (!a.hints()) a.mask[word] = named;
-  mark_word(a, word, named, number);
 }
 
 // Exclusive sums of a thread's pair over the block; `total` is the block's.
@@ -225,8 +229,9 @@ __device__ __forceinline__ void write_lists(const NeuronLists& a, void* shared) 
 // The same, where the lists are wanted at once, at the end of a kernel that has made the mask.
 template <int kThreads>
 __device__ __forceinline__ void finish_lists(const NeuronLists& a, void* shared) {
-  if (a.hints() || a.deferred) return;
-  if (arrive_last(a.arrived)) write_lists<kThreads>(a, shared);
+  if (a.hints() || (a.deferred && !a.posts()) || !arrive_last(a.arrived)) return;
+  if (!a.deferred) return write_lists<kThreads>(a, shared);
+  if (threadIdx.x == 0) *a.post.number = next_number(a.post);
 }
 
 // The list of the neurons that bits [from, from + n) of a mask name, numbered from 0, as one of many blocks reads it:

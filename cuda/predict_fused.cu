@@ -14,7 +14,6 @@ constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMaxRows = 8;                         // of fc1 in a block
 constexpr int kMaxWords = 4;                        // of the mask in a block
 static_assert(32 / kWarps == 2 && kMaxWords == 4);  // a warp has two rows of fc2 of each word
-constexpr int64_t kMaxRank = 2048;
 
 struct FusedArgs {
   Matrix fc1, fc2;
@@ -26,93 +25,7 @@ struct FusedArgs {
   Exchange exchange;
   int rows_per_block, words_per_block;
   NeuronLists lists;
-
-  // Blocks that have words of the mask. Behind the hidden vector the exchange has a word for each: how many neurons it
-  // names; and one for the messenger.
-  __device__ __forceinline__ int word_blocks() const {
-    return (lists.n_words() + words_per_block - 1) / words_per_block;
-  }
-  __device__ __forceinline__ uint64_t* counts() const { return exchange.words + kMaxRank; }
 };
-
-// How many neurons are named, by the list that they belong to.
-struct ListCounts {
-  int first = 0, linked = 0, rest = 0;
-
-  // Of up to 128 neurons.
-  __device__ __forceinline__ uint32_t packed() const { return static_cast<uint32_t>(first | linked << 8 | rest << 16); }
-  static __device__ __forceinline__ ListCounts unpack(uint32_t v) {
-    return {static_cast<int>(v & 255u), static_cast<int>(v >> 8 & 255u), static_cast<int>(v >> 16)};
-  }
-  __device__ __forceinline__ void add(const ListCounts& other) {
-    first += other.first, linked += other.linked, rest += other.rest;
-  }
-};
-
-// The named neurons of a word of the mask.
-struct NamedWord {
-  uint32_t first, linked, rest;
-
-  __device__ __forceinline__ NamedWord(const NeuronLists& a, int word, uint32_t named) {
-    const auto below = [&](int end) {
-      const int n = end - word * 32;
-      return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1u;
-    };
-    const uint32_t in_first = below(a.n_first), in_linked = below(a.n_first + a.n_linked);
-    first = named & in_first, linked = named & in_linked & ~in_first, rest = named & ~in_linked;
-  }
-  __device__ __forceinline__ ListCounts counts() const { return {__popc(first), __popc(linked), __popc(rest)}; }
-};
-
-// Puts the block's named neurons into the lists, behind those of the blocks before it, which tell how many they have.
-// The last block knows how many there are of all. named: [words_per_block] in shared memory; mark: what mask_number()
-// gave thread 0. Called by the whole block.
-__device__ __forceinline__ void list_own(const FusedArgs& a, int block, const uint32_t* named, uint32_t number,
-                                         uint32_t mark) {
-  const NeuronLists& lists = a.lists;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first_word = block * a.words_per_block;
-  const bool is_last = block == a.word_blocks() - 1;
-  __shared__ ListCounts sums[kWarps];
-  __syncthreads();              // `named` is there
-  ListCounts own, before_warp;  // of the block, and of its words before the warp's
-#pragma unroll
-  for (int w = 0; w < kMaxWords; ++w) {
-    if (w >= a.words_per_block) continue;
-    const ListCounts c = NamedWord(lists, first_word + w, named[w]).counts();
-    own.add(c);
-    if (w < warp) before_warp.add(c);
-  }
-  if (threadIdx.x == 0) put_word(a.counts() + block, own.packed(), number);
-  ListCounts before;
-  for (int i = threadIdx.x; i < block; i += kThreads) before.add(ListCounts::unpack(wait_word(a.counts() + i, number)));
-  // Whoever raises the number of hand-offs waits for those that read it: the messenger has, when it tells.
-  if (is_last && lists.posts() && threadIdx.x == 0) wait_word(a.counts() + a.word_blocks(), number);
-  before = {warp_sum(before.first), warp_sum(before.linked), warp_sum(before.rest)};
-  if (lane == 0) sums[warp] = before;
-  __syncthreads();
-  if (warp >= a.words_per_block) return;
-  before = {};
-  for (int w = 0; w < kWarps; ++w) before.add(sums[w]);
-  if (is_last && threadIdx.x == 0) {
-    if (lists.first.ids != nullptr) *lists.first.count = before.first + own.first;
-    if (lists.n_linked > 0) *lists.linked.count = before.linked + own.linked;
-    if (lists.rest.ids != nullptr) *lists.rest.count = before.rest + own.rest;
-    if (lists.posts()) *lists.post.number = mark;
-  }
-  before.add(before_warp);
-  const NamedWord word(lists, first_word + warp, named[warp]);
-  const int k = (first_word + warp) * 32 + lane;
-  const uint32_t bit = 1u << lane, lower = bit - 1u;
-  if ((word.first & bit) != 0 && lists.first.ids != nullptr) {
-    const int to = before.first + __popc(word.first & lower);
-    lists.first.ids[to] = k;
-    if (lists.first_ids_copy != nullptr) lists.first_ids_copy[to] = k;
-  }
-  if ((word.linked & bit) != 0) lists.linked.ids[before.linked + __popc(word.linked & lower)] = k - lists.n_first;
-  if ((word.rest & bit) != 0 && lists.rest.ids != nullptr) {
-    lists.rest.ids[before.rest + __popc(word.rest & lower)] = k - lists.n_first;
-  }
-}
 
 // The block's rows of fc1; thread t has chunks t, t + kThreads, ... of each.
 template <DType D, int kChunks>
@@ -192,9 +105,9 @@ struct FirstProduct {
 
 // The hidden vector [rank] as a warp's threads read it, in shared memory: f32, and its 8-bit form.
 struct Hidden {
-  alignas(16) float x[kMaxRank];
-  uint4 quants[kMaxRank / 16];
-  Q8Scale scales[kMaxRank / 32];
+  alignas(16) float x[kMaxFusedRank];
+  uint4 quants[kMaxFusedRank / 16];
+  Q8Scale scales[kMaxFusedRank / 32];
 };
 
 // Waits for it. Called by the whole block, ends with a barrier.
@@ -246,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
   extern __shared__ uint4 shared[];
   __shared__ Hidden hidden;
   __shared__ float scores[kMaxWords * 32];
-  __shared__ uint32_t number;
+  __shared__ uint32_t number, mark;
   grid_trigger();
   const int block = worker(a.lists), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int workers = static_cast<int>(gridDim.x) - (a.lists.posts() ? 1 : 0);
@@ -256,7 +169,12 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     grid_wait();
     const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
     messenger.run();
-    if (threadIdx.x == 0) put_word(a.counts() + a.word_blocks(), 0, own_number), count_launch(a.exchange, own_number);
+    if (threadIdx.x == 0) {
+      const uint32_t posted = next_number(a.lists.post);
+      wait_arrivals(a.lists.arrived, static_cast<unsigned>(workers));  // they have read the number that is raised here
+      *a.lists.post.number = posted;
+      count_launch(a.exchange, own_number);
+    }
   } else {
     FirstProduct<D, kFirst> first(a, block);
     first.start();
@@ -273,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     if (has_word) threshold = a.threshold[neuron];
     grid_wait();
     const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
-    const uint32_t mark = lane == 0 && warp < a.words_per_block ? mask_number(a.lists) : 0;
+    const uint32_t own_mark = threadIdx.x == 0 ? mask_number(a.lists) : 0;
     const float squares = first.load_input();
     // Asked for behind the input, which would otherwise stand in line behind them; and first only as much as keeps the
     // memory busy, because a warp that asks for more is held up until there is room for it.
@@ -285,8 +203,9 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     };
     request_word(0);
     float scale;
-    if (threadIdx.x == 0) number = own_number, count_launch(a.exchange, own_number);
-    float sum = first.run(squares, scale);  // its barrier: everybody knows the number
+    if (threadIdx.x == 0) number = own_number, mark = own_mark, count_launch(a.exchange, own_number);
+    float sum = first.run(squares, scale);  // its barrier: everybody knows the numbers
+    if (a.lists.posts() && threadIdx.x == 0) add_arrival(a.lists.arrived);
     if (static_cast<int>(threadIdx.x) < first.n_rows) {
       const int k = first.first_row + static_cast<int>(threadIdx.x);
       if (a.bias != nullptr) sum += a.bias[k];
@@ -316,16 +235,10 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         if (lane % (kWarp / 2) == 0) scores[(2 * word + lane / (kWarp / 2)) * kWarps + warp] = score;
       }
       __syncthreads();
-      __shared__ uint32_t named[kMaxWords];
       if (warp < a.words_per_block) {
         const unsigned word = __ballot_sync(kAllLanes, has_word && scores[warp * 32 + lane] > threshold);
-        if (lane == 0) named[warp] = word;
-        if (lane == 0 && first_row + warp * 32 < a.lists.n) {
-          mark_word(a.lists, first_word + warp, word, mark);
-          if (a.lists.deferred) a.lists.mask[first_word + warp] = word;
-        }
+        if (lane == 0 && first_row + warp * 32 < a.lists.n) put_mask(a.lists, first_word + warp, word, mark);
       }
-      if (!a.lists.deferred) list_own(a, block, named, number, mark);
     }
   }
 }
@@ -362,7 +275,7 @@ struct FusedPlan {
 FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& lists, int64_t workers) {
   constexpr size_t kStatic = (16 << 10) + sizeof(Hidden);
   FusedPlan plan;
-  if (!p.fc1 || p.fc1.type != p.fc2.type || p.fc1.rows > kMaxRank || p.fc1.rows % 4 != 0) return plan;
+  if (!p.fc1 || p.fc1.type != p.fc2.type || p.fc1.rows > kMaxFusedRank || p.fc1.rows % 4 != 0) return plan;
   if (workers < 1) return plan;
   const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(lists.n_words(), workers);
   if (rows > kMaxRows || words > kMaxWords) return plan;
@@ -375,10 +288,6 @@ FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& list
 }
 
 }  // namespace
-
-size_t predict_fused_words(const Gpu& gpu) {
-  return static_cast<size_t>(kMaxRank + gpu.multiprocessors + 1);
-}
 
 bool predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
                    const Exchange& exchange) {

@@ -18,9 +18,9 @@ void predict(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm
              float* hidden);
 // The same in one kernel, for fc1 and fc2 of one type that the multiprocessors can share out and hold (the 7B's, with
 // ranks up to about 1024 in f16). With quantised fc1, norm needs norm->unscaled. Does nothing and returns false for
-// others. Not for hints: its blocks wait for each other, and beside other kernels some might not get room. exchange:
-// scratch of its own, with predict_fused_words() words.
-size_t predict_fused_words(const Gpu& gpu);
+// others. Makes the mask and tells the CPU, but makes no lists. Not for hints: its blocks wait for each other, and
+// beside other kernels some might not get room. exchange: scratch of its own, with kMaxFusedRank words.
+constexpr int64_t kMaxFusedRank = 2048;
 bool predict_fused(const Gpu& gpu, const Predictor& predictor, Act in, const InputNorm* norm, const NeuronLists& lists,
                    const Exchange& exchange);
 void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists);

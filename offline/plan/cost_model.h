@@ -60,7 +60,7 @@ struct CostModel {
   double gate_kernels = 3;         // gates of all neurons, and the list
   double predictor_kernels = 3;    // one, whose blocks wait for each other twice
   double head_kernels = 3;         // norm, head, argmax
-  double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
+  double handoff_seconds = 8e-6;   // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 6.9)
   double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 
