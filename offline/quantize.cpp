@@ -31,6 +31,10 @@ bool is_matrix(const gguf::TensorInfo& t) {
   return t.ne.size() >= 2 && t.name.ends_with(".weight") && t.name.find("_norm") == std::string::npos;
 }
 
+bool is_predictor(std::string_view name) {
+  return name.starts_with("blk.") && (name.ends_with(".fc1.weight") || name.ends_with(".fc2.weight"));
+}
+
 // One tensor of the output.
 struct Job {
   const gguf::TensorInfo* in = nullptr;
@@ -75,6 +79,10 @@ DType wanted_type(const gguf::TensorInfo& t, const QuantizeOptions& options) {
   if (t.name == "position_embd.weight") return t.traits->type;  // one row is added a token: nothing to gain
   if (t.name == "token_embd.weight") return options.embedding_type.value_or(options.type);
   if (t.name == "output.weight") return options.head_type.value_or(options.type);
+  if (is_predictor(t.name)) {
+    const bool widen = options.type == DType::q4_0 && t.traits->type != DType::q4_0;
+    return options.predictor_type.value_or(widen ? DType::q8_0 : options.type);
+  }
   return options.type;
 }
 

@@ -17,7 +17,7 @@ namespace hearth::tools {
 namespace {
 
 struct Options {
-  std::string in, out, type, embd_type, head_type;
+  std::string in, out, type, embd_type, head_type, predictor_type;
   bool standard_down = false, transposed_down = false, allow_requantize = false;
   bool quiet = false, verbose = false;
   int threads = 0;
@@ -37,6 +37,7 @@ offline::QuantizeOptions library_options(const Options& o) {
   q.type = type_of(o.type, "TYPE");
   if (!o.embd_type.empty()) q.embedding_type = type_of(o.embd_type, "--embd-type");
   if (!o.head_type.empty()) q.head_type = type_of(o.head_type, "--head-type");
+  if (!o.predictor_type.empty()) q.predictor_type = type_of(o.predictor_type, "--predictor-type");
   if (o.standard_down) q.down = offline::DownLayout::standard;
   if (o.transposed_down) q.down = offline::DownLayout::transposed;
   q.allow_requantize = o.allow_requantize;
@@ -75,6 +76,9 @@ void register_quantize(CLI::App& app) {
   sub->add_option("--embd-type", o->embd_type,
                   "type of token_embd.weight (default: TYPE); the head's too when it is tied");
   sub->add_option("--head-type", o->head_type, "type of output.weight (default: TYPE)");
+  sub->add_option("--predictor-type", o->predictor_type,
+                  "type of predictors (fc1.weight, fc2.weight), of a model's own file or of a sidecar (default: TYPE, "
+                  "but q8_0 for q4_0)");
   CLI::Option* standard =
       sub->add_flag("--standard-down", o->standard_down, "keep ffn_down as other programs expect it");
   sub->add_flag("--transposed-down", o->transposed_down,
@@ -84,7 +88,10 @@ void register_quantize(CLI::App& app) {
                 "convert tensors that are quantised already, losing precision twice");
   add_thread_option(*sub, o->threads);
   add_logging_options(*sub, o->quiet, o->verbose);
-  sub->footer("Example: hearth quantize model-f16.gguf model-q8_0.gguf q8_0");
+  sub->footer(
+      "Example: hearth quantize model-f16.gguf model-q8_0.gguf q8_0\n"
+      "Example: hearth quantize model.gguf smaller.gguf f16 --predictor-type q8_0\n"
+      "The second leaves everything but the predictors as it is: with half their bytes more neurons fit on a GPU.");
   sub->callback([o] { quantize(*o); });
 }
 

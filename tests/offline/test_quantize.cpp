@@ -230,6 +230,37 @@ TEST_F(Quantize, EmbeddingAndHeadTypes) {
             std::string::npos);
 }
 
+TEST_F(Quantize, PredictorTypes) {
+  constexpr int64_t kRank = 64;
+  Source s = relu_model(DType::f16);
+  std::mt19937 rng(8);
+  for (const auto& [name, cols, rows] :
+       {std::tuple{"blk.0.fc1.weight", kEmbd, kRank}, {"blk.0.fc2.weight", kRank, kFf}}) {
+    std::vector<float> values = test::random_normal(rng, static_cast<size_t>(cols * rows), 0.1f);
+    for (float& v : values) v = f16_to_f32(f32_to_f16(v));
+    s.tensors.push_back({name, {cols, rows}, DType::f16, std::move(values)});
+  }
+  const auto expect_types = [&](DType predictors, DType others) {
+    expect_tensor("blk.0.fc1.weight", predictors, {kEmbd, kRank}, s.at("blk.0.fc1.weight").values);
+    expect_tensor("blk.0.fc2.weight", predictors, {kRank, kFf}, s.at("blk.0.fc2.weight").values);
+    expect_tensor("blk.0.attn_q.weight", others, {kEmbd, kEmbd}, s.at("blk.0.attn_q.weight").values);
+  };
+  QuantizeOptions options;
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+    options.type = type, options.predictor_type = {};
+    run(s, options);
+    expect_types(type == DType::q4_0 ? DType::q8_0 : type, type);
+    options.predictor_type = DType::q4_0;
+    run(s, options);
+    expect_types(DType::q4_0, type);
+  }
+  // What has four bits already keeps them.
+  std::filesystem::rename(out_, in_);
+  options.predictor_type = {};
+  run_file(options);
+  expect_types(DType::q4_0, DType::q4_0);
+}
+
 TEST_F(Quantize, QuantisedInput) {
   QuantizeOptions q8;
   run(relu_model(DType::f32), q8);
