@@ -6,8 +6,8 @@
 //   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
 //   ffn    = kernels + S + max(hot, cold) + overlap_loss * min(hot, cold) + (handoff, if a neuron is cold)
 //     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
-//            with a predictor on the GPU, which may read a share of the cold rows itself (linked ones), the hand-off is
-//            a part of the CPU's side: max(handoff + (1 - share) * rows / (cpu * sparse),
+//            with a predictor on the GPU, which may read a share of the cold rows itself (linked ones), most of the
+//            hand-off is a part of the CPU's side: asking + max(handoff - asking + (1 - share) * rows / (cpu * sparse),
 //            share * rows / (pcie * link)); with a share of 1 nobody asks the CPU, and the link has the host's memory
 //            for itself
 //     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
@@ -60,7 +60,8 @@ struct CostModel {
   double gate_kernels = 3;         // gates of all neurons, and the list
   double predictor_kernels = 3;    // one, whose blocks wait for each other twice
   double head_kernels = 3;         // norm, head, argmax
-  double handoff_seconds = 8e-6;   // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 6.9)
+  double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
+  double asking_seconds = 4e-6;    // the part of it that the GPU spends by itself: to post, and to wait for words
   double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 

@@ -115,7 +115,7 @@ double LayerCosts::cpu_seconds(const LayerChoice& c, double bytes) const {
   const double read = cost_.cpu_sparse(bytes);
   const double before = c.look_ahead ? attention_seconds(c) + predictor_seconds() : 0;
   const double fetched = std::min(cost_.foreseen_share * read, before);
-  return cost_.handoff_seconds + read - fetched + fetched / cost_.fetched_speedup;
+  return cost_.handoff_seconds - cost_.asking_seconds + read - fetched + fetched / cost_.fetched_speedup;
 }
 
 double LayerCosts::linked_seconds(const LayerChoice& c, double bytes, bool cpu_rests) const {
@@ -136,7 +136,7 @@ double LayerCosts::link_share(const LayerChoice& c) const {
     const double share = (least + most) / 2;
     (linked_seconds(c, share * bytes, false) < cpu_seconds(c, (1 - share) * bytes) ? least : most) = share;
   }
-  const bool rests = linked_seconds(c, bytes, true) <= cpu_seconds(c, (1 - least) * bytes);
+  const bool rests = linked_seconds(c, bytes, true) <= cost_.asking_seconds + cpu_seconds(c, (1 - least) * bytes);
   return rests ? 1 : least;
 }
 
@@ -160,8 +160,9 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   if (c.predicts_on_gpu()) {
     // A hint runs beside the rows: it takes the memory's time, none of its own.
     const double hint = c.look_ahead ? cost_.gpu_dense(static_cast<double>(shape_.predictor_bytes)) : 0;
-    return {predictor_seconds(), gpu_sparse + hint,
-            std::max(cpu_seconds(c, t.cpu_sparse), linked_seconds(c, t.link, t.cpu_sparse <= 0))};
+    const bool asks = t.cpu_sparse > 0;
+    const double cold = std::max(cpu_seconds(c, t.cpu_sparse), linked_seconds(c, t.link, !asks));
+    return {predictor_seconds(), gpu_sparse + hint, cold + (asks ? cost_.asking_seconds : 0)};
   }
   if (c.selection == Selection::predictor) return {cpu_dense, gpu_sparse, cpu_sparse};
   const double gpu_dense = cost_.gpu_dense(t.gpu_dense);
