@@ -10,9 +10,13 @@
 
 #include "core/error.h"
 #include "gguf/gguf.h"
+#include "model/model.h"
+#include "model/predictors.h"
+#include "model/sidecar.h"
 #include "offline/quantize.h"
 #include "support/paths.h"
 #include "support/random.h"
+#include "support/tiny_gguf.h"
 
 namespace hearth {
 namespace {
@@ -259,6 +263,41 @@ TEST_F(Quantize, PredictorTypes) {
   options.predictor_type = {};
   run_file(options);
   expect_types(DType::q4_0, DType::q4_0);
+}
+
+TEST_F(Quantize, PredictorsOfASidecar) {
+  const std::filesystem::path path = dir_ / "tiny.gguf", smaller = dir_ / "smaller.sparse.gguf";
+  test::write_tiny_gguf(path, {});
+  const model::Model model = model::Model::load(path);
+  const model::Config& c = model.config();
+  std::mt19937 rng(9);
+  const auto matrix = [&](int64_t rows, int64_t cols) {
+    const std::vector<float> values = test::random_normal(rng, static_cast<size_t>(rows * cols));
+    return model::OwnedMatrix::from(values.data(), rows, cols, DType::f16);
+  };
+  model::Sidecar sidecar = model::Sidecar::empty_for(model.file(), c);
+  sidecar.new_predictors.resize(static_cast<size_t>(c.n_layer));
+  for (model::PredictorData& p : sidecar.new_predictors) {
+    p.method = "svd", p.fc1 = matrix(32, c.n_embd), p.fc2 = matrix(c.n_ff, 32);
+    p.fc1_bias = test::random_normal(rng, 32);
+    p.threshold = test::random_normal(rng, static_cast<size_t>(c.n_ff));
+  }
+  sidecar.write(in_);
+  QuantizeOptions options;
+  options.type = DType::f16, options.predictor_type = DType::q8_0;
+  run_file(options);
+  std::filesystem::rename(out_, smaller);
+  const model::Sidecar read = *model::Sidecar::find(model.file(), c, smaller);
+  const auto stored = model::read_predictors(*read.file, read.n_embd, read.n_ff);
+  ASSERT_EQ(stored.size(), sidecar.new_predictors.size());
+  for (size_t l = 0; l < stored.size(); ++l) {
+    const Predictor &got = stored[l].predictor.weights, want = sidecar.new_predictors[l].view().weights;
+    EXPECT_EQ(got.fc1.type, DType::q8_0);
+    EXPECT_EQ(got.fc2.type, DType::q8_0);
+    const auto floats = [](const Vector& v) { return std::vector<float>(v.data, v.data + v.n); };
+    EXPECT_EQ(floats(got.fc1_bias), floats(want.fc1_bias));
+    EXPECT_EQ(floats(got.threshold), floats(want.threshold));
+  }
 }
 
 TEST_F(Quantize, QuantisedInput) {
