@@ -1,6 +1,7 @@
 // Predictors: which neurons of a layer a token needs (core/device.h, Predictor). Two kernels: fc1 with bias and ReLU,
-// where the norm before it can be done on the way, then fc2 with the thresholds, whose last block lists the neurons and
-// hands the CPU's over. Hints run beside the sparse FFN (side_stream.cuh), in blocks that fit beside its own.
+// where the norm before it can be done on the way, then fc2 with the thresholds, whose blocks tell the CPU of its
+// neurons, and whose last one lists the others where the FFN does not find them by itself. Hints run beside the sparse
+// FFN (side_stream.cuh), in blocks that fit beside its own.
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staged_input.cuh"

@@ -34,7 +34,8 @@ struct QuantizeOptions {
   std::optional<DType> embedding_type;  // of token_embd.weight; `type` when absent
   std::optional<DType> head_type;       // of output.weight; an Error when the model's head is tied to the embedding
   // Of blk.N.fc1.weight and fc2.weight, the predictors of PowerInfer's files and of sidecars. When absent `type`, but
-  // q8_0 for q4_0: their thresholds are kept, and with four bits more of the active neurons would be missed.
+  // q8_0 for q4_0, unless they have four bits already: thresholds are kept, and predictors rounded to four bits would
+  // miss more of the active neurons.
   std::optional<DType> predictor_type;
   DownLayout down = DownLayout::automatic;
   bool allow_requantize = false;  // quantised input may be converted again, losing precision twice
