@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -77,15 +78,21 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
     const char* t = traits(type).name;
     // Decode: 128 MiB or more of weights, far beyond the caches.
     const int64_t rows = type == DType::q4_0 ? 65536 : 16384;
-    for (const int64_t T : {1, 2, 4, 8}) {
-      add(
-          fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {128}, 4096); },
-          [=] { return test::matmul_speed(type, T, rows, 4096); });
-    }
-    for (const int64_t T : {16, 64, 256}) {
-      add(
-          fmt::format("matmul/{}/T={}", t, T), team, isa, [=] { return test::matmul_case(1, type, T, {64}, 2048); },
-          [=] { return test::matmul_speed(type, T, 4096, 4096); });
+    for (const bool packed : {false, true}) {
+      if (packed && !is_quantized(type)) continue;
+      const char* layout = packed ? "/packed" : "";
+      for (const int64_t T : {1, 2, 4, 8}) {
+        add(
+            fmt::format("matmul/{}{}/T={}", t, layout, T), team, isa,
+            [=] { return test::matmul_case(1, type, T, {128}, 4096, {.packed = packed}); },
+            [=] { return test::matmul_speed(type, T, rows, 4096, packed); });
+      }
+      for (const int64_t T : {16, 64, 256}) {
+        add(
+            fmt::format("matmul/{}{}/T={}", t, layout, T), team, isa,
+            [=] { return test::matmul_case(1, type, T, {64}, 2048, {.packed = packed}); },
+            [=] { return test::matmul_speed(type, T, 4096, 4096, packed); });
+      }
     }
     for (const double density : {-1.0, 0.1, 0.02}) {
       FfnShape s{.type = type, .n = 352, .n_embd = 1024, .sparse = density >= 0, .density = density};
@@ -100,8 +107,7 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
   using Kind = test::PredictShape::Kind;
   for (const auto& [name, kind, type] : {std::tuple{"low-rank/f16", Kind::low_rank, DType::f16},
                                          {"low-rank/q4_0", Kind::low_rank, DType::q4_0},
-                                         {"gate-copy/q4_0", Kind::gate_copy, DType::q4_0},
-                                         {"signs", Kind::signs, DType::f32}}) {
+                                         {"gate-copy/q4_0", Kind::gate_copy, DType::q4_0}}) {
     const test::PredictShape s{.kind = kind, .type = type, .n = 11008, .n_embd = 4096, .rank = 1024, .density = 0.11};
     test::PredictShape small = s;
     small.n = 500, small.n_embd = 256, small.rank = 64;
@@ -109,17 +115,22 @@ void add_all(ThreadTeam& team, cpu::Isa isa) {
         fmt::format("predict/{}", name), team, isa, [=] { return test::predict_case(1, small); },
         [=] { return test::predict_case(1, s); });
   }
+  const auto add_attention = [&](const std::string& name, const AttentionShape& large) {
+    AttentionShape small = large;
+    for (test::AttentionRun& run : small.runs)
+      run.T = std::min<int64_t>(run.T, 40), run.first_pos = std::min<int64_t>(run.first_pos, 511);
+    add(
+        name, team, isa, [=] { return test::attention_case(1, small); }, [=] { return test::attention_speed(large); });
+  };
   for (const int64_t context : {512, 8192}) {
     for (const int64_t kv : {32, 8}) {
-      const AttentionShape s{
-          .T = 1, .first_pos = context - 1, .n_head = 32, .n_head_kv = kv, .head_dim = 128, .n_ctx = context};
-      const auto make = [=] { return test::attention_case(1, s); };
-      add(fmt::format("attention/T=1/ctx={}/kv={}", context, kv), team, isa, make, make);
+      add_attention(fmt::format("attention/T=1/ctx={}/kv={}", context, kv),
+                    {.runs = {{1, context - 1}}, .n_head = 32, .n_head_kv = kv, .head_dim = 128});
     }
   }
-  const AttentionShape s{.T = 256, .first_pos = 0, .n_head = 32, .n_head_kv = 8, .head_dim = 128, .n_ctx = 256};
-  const auto make = [=] { return test::attention_case(1, s); };
-  add("attention/T=256/kv=8", team, isa, make, make);
+  add_attention("attention/T=8/ctx=512/kv=8",
+                {.runs = std::vector<test::AttentionRun>(8, {1, 511}), .n_head = 32, .n_head_kv = 8, .head_dim = 128});
+  add_attention("attention/T=256/kv=8", {.runs = {{256, 0}}, .n_head = 32, .n_head_kv = 8, .head_dim = 128});
 }
 
 void add_others(int threads) {

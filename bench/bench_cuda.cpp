@@ -1,8 +1,8 @@
 // Speed of the CUDA device on synthetic models, without any file: whole-token decode as one graph, each operation by
 // itself, long contexts, prompts, and the sparse FFN. Prints bytes, GB/s and the share of the bandwidth measured at the
-// start.
+// start. `few`: steps of 1 to 8 tokens, each the next of one sequence.
 //
-//   bench_cuda [decode] [long] [prompt] [tiny] [sparse]      (default: all)
+//   bench_cuda [decode] [few] [long] [prompt] [tiny] [sparse]      (default: all)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -17,6 +18,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/recording.h"
+#include "core/sparse_ffn.h"
 #include "cuda/cuda.h"
 
 namespace hearth {
@@ -83,16 +86,22 @@ class SyntheticModel {
     const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim, T = max_tokens;
     x = buffer(T * s.n_embd), q = buffer(T * n_q), k = buffer(T * n_kv), v = buffer(T * n_kv);
     normed = act(T, s.n_embd), attn = act(T, n_q);
-    logits = buffer(s.n_vocab);
+    logits = buffer(std::min(T, kFewTokens) * s.n_vocab);
     ids = reinterpret_cast<int32_t*>(buffer(T)), pos = reinterpret_cast<int32_t*>(buffer(T));
-    best = reinterpret_cast<int32_t*>(buffer(1)), n_active = reinterpret_cast<int32_t*>(buffer(1));
-    kv_layer = s.n_head_kv * n_ctx * s.head_dim;
-    buffers_.push_back(device->allocate(static_cast<size_t>(2 * s.n_layer * kv_layer) * 2, Purpose::kv_cache));
+    best = reinterpret_cast<int32_t*>(buffer(T)), n_active = reinterpret_cast<int32_t*>(buffer(kFewTokens));
+    slot = reinterpret_cast<int32_t*>(buffer(T)), pages = reinterpret_cast<int32_t*>(buffer(n_pages()));
+    std::vector<int32_t> table(static_cast<size_t>(n_pages()));
+    std::iota(table.begin(), table.end(), 0);
+    device->upload(pages, table.data(), table.size() * 4);
+    const int64_t page_layer = 2 * s.n_head_kv * kPagePositions * s.head_dim;
+    buffers_.push_back(
+        device->allocate(static_cast<size_t>(n_pages() * s.n_layer * page_layer) * 2, Purpose::kv_cache));
     kv = buffers_.back().as<f16_t>();
-    std::vector<f16_t> random(static_cast<size_t>(kv_layer));
+    std::vector<f16_t> random(static_cast<size_t>(page_layer));
     std::mt19937 rng(2);
     for (f16_t& h : random) h = f32_to_f16(static_cast<float>(rng() % 2048) / 1024.0f - 1.0f);
-    for (int64_t i = 0; i < 2 * s.n_layer; ++i) device->upload(kv + i * kv_layer, random.data(), random.size() * 2);
+    for (int64_t i = 0; i < n_pages() * s.n_layer; ++i)
+      device->upload(kv + i * page_layer, random.data(), random.size() * 2);
   }
 
   void set_tokens(int64_t first_pos, int64_t T) {
@@ -101,52 +110,60 @@ class SyntheticModel {
       id[i] = static_cast<int32_t>(i * 7 % 1000), p[i] = static_cast<int32_t>(first_pos) + static_cast<int32_t>(i);
     device->upload(ids, id.data(), id.size() * 4);
     device->upload(pos, p.data(), p.size() * 4);
+    first_pos_ = first_pos;
   }
 
   // --- the steps of a layer ---
-  void do_norm(int64_t T) { device->norm({NormKind::rms, norm_weight, {}, 1e-5f, s.n_embd}, x, T, normed); }
-  void do_qkv(const Layer& l, int64_t T) {
+  NormArgs norm() const { return {NormKind::rms, norm_weight, {}, 1e-5f, s.n_embd}; }
+  Input normed_x() const { return {norm(), x, normed}; }
+  void do_norm(int64_t T) { device->norm(norm(), x, T, normed); }
+  void do_qkv(const Layer& l, const Input& in, int64_t T) {
     const MatmulPart parts[] = {{l.wq, {}, q}, {l.wk, {}, k}, {l.wv, {}, v}};
-    device->matmul(parts, normed, T);
+    device->matmul(parts, in, T);
   }
-  void do_rope(int64_t layer, int64_t T) {
-    RopeKvArgs a;
+  void do_attention(int64_t layer, int64_t T, int64_t max_kv) {
+    const int64_t part = s.n_head_kv * kPagePositions * s.head_dim;  // a page's keys of one layer
+    AttentionArgs a;
     a.q = q, a.k = k, a.v = v;
     a.n_head = s.n_head, a.n_head_kv = s.n_head_kv, a.head_dim = s.head_dim;
     a.rope = RopeKind::interleaved, a.n_rot = s.head_dim, a.inv_freq = inv_freq.data;
-    a.pos = pos, a.n_ctx = n_ctx;
-    a.k_cache = kv + 2 * layer * kv_layer, a.v_cache = a.k_cache + kv_layer;
-    device->rope_kv(a, T);
-  }
-  void do_attention(int64_t layer, int64_t T, int64_t max_kv) {
-    AttentionArgs a;
-    a.q = q, a.n_ctx = n_ctx, a.n_head = s.n_head, a.n_head_kv = s.n_head_kv, a.head_dim = s.head_dim;
-    a.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)), a.pos = pos, a.max_kv = max_kv;
-    a.k_cache = kv + 2 * layer * kv_layer, a.v_cache = a.k_cache + kv_layer;
+    a.cache = {kv + 2 * layer * part, kv + (2 * layer + 1) * part, 2 * s.n_layer * part};
+    run_ = {0, T, first_pos_};
+    a.rows = {pos, slot, pages, n_pages(), {&run_, 1}};
+    a.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)), a.max_kv = max_kv;
     device->attention(a, T, attn);
   }
-  void do_out(const Layer& l, int64_t T) {
+  void do_out(const Layer& l, int64_t T, const NextNorm* next = nullptr) {
     const MatmulPart part{.w = l.wo, .y = x, .accumulate = true};
-    device->matmul({&part, 1}, attn, T);
+    device->matmul({&part, 1}, attn, T, next);
   }
-  void do_ffn(const Layer& l, int64_t T) { device->ffn_dense(l.ffn, normed, T, {}, x); }
-  void do_head() {
+  void do_ffn(const Layer& l, const Input& in, int64_t T, const NextNorm* next = nullptr) {
+    device->ffn_dense(l.ffn, in, T, {}, x, next);
+  }
+  void do_head(const Input& in, int64_t T) {
     const MatmulPart part{.w = head, .y = logits};
-    device->matmul({&part, 1}, normed, 1);
+    device->matmul({&part, 1}, in, T);
+  }
+  void do_sparse(const Layer& l, float threshold, const Input& in, int64_t T, const NextNorm* next = nullptr) {
+    device->sparse_ffn()->ffn_sparse(l.ffn, {.threshold = threshold, .n_active = n_active}, in, T, {}, x, next);
   }
   void forward(int64_t T, int64_t max_kv, std::optional<float> sparse_threshold = std::nullopt) {
+    const int64_t n_logits = T <= kFewTokens ? T : 1;
     device->embed(embedding, ids, {}, pos, 0, T, x);
     for (int64_t i = 0; i < s.n_layer; ++i) {
       const Layer& l = layers[static_cast<size_t>(i)];
-      do_norm(T), do_qkv(l, T), do_rope(i, T), do_attention(i, T, max_kv), do_out(l, T), do_norm(T);
+      const bool last = i + 1 == s.n_layer;
+      const NextNorm ffn{norm(), l.ffn.gate, false},
+          next{norm(), last ? head : layers[static_cast<size_t>(i + 1)].wq, true};
+      do_qkv(l, normed_x(), T), do_attention(i, T, max_kv), do_out(l, T, &ffn);
       if (sparse_threshold) {
-        device->ffn_sparse(l.ffn, {.threshold = *sparse_threshold, .n_active = n_active}, normed, {}, x);
+        do_sparse(l, *sparse_threshold, normed_x(), T, &next);
       } else {
-        do_ffn(l, T);
+        do_ffn(l, normed_x(), T, &next);
       }
     }
-    do_norm(1), do_head();
-    device->argmax(logits, s.n_vocab, best);
+    do_head(normed_x(), n_logits);
+    device->argmax(logits, s.n_vocab, n_logits, best);
   }
 
   size_t layer_bytes() const {
@@ -172,10 +189,11 @@ class SyntheticModel {
   float *x, *q, *k, *v, *logits;
   Act normed, attn;
   int32_t *ids, *pos, *best, *n_active;
+  int32_t *slot, *pages;
   f16_t* kv;
-  int64_t kv_layer;
 
  private:
+  int64_t n_pages() const { return (n_ctx + kPagePositions - 1) / kPagePositions; }
   void load(bool transposed_down) {
     const RandomWeights random(type, std::max(s.n_vocab, s.n_ff) * s.n_embd);
     const auto start = Clock::now();
@@ -219,18 +237,21 @@ class SyntheticModel {
     return a;
   }
   std::vector<DeviceBuffer> buffers_;
+  int64_t first_pos_ = 0;
+  BatchRun run_;
 };
 
 // Median seconds of one replay of what `record` enqueues, over `rounds` timings of `replays` each.
 double time_graph(Device& d, const std::function<void()>& record, int replays = 20, int rounds = 5) {
-  d.begin_capture();
+  Recording& recording = *d.recording();
+  recording.begin();
   record();
-  const int graph = d.end_capture();
+  const int id = recording.end();
   std::vector<double> times;
   for (int r = -1; r < rounds; ++r) {
     d.synchronize();
     const auto start = Clock::now();
-    for (int i = 0; i < replays; ++i) d.launch(graph);
+    for (int i = 0; i < replays; ++i) recording.launch(id);
     d.synchronize();
     if (r >= 0) times.push_back(seconds_since(start) / replays);
   }
@@ -263,33 +284,32 @@ void print_operations(SyntheticModel& m, int64_t max_kv, int64_t n_kv) {
   const Layer& l = m.layers[0];
   row("norm", 0, [&](int64_t, const Layer&) { m.do_norm(1); });
   row("norm+qkv", l.wq.bytes() + l.wk.bytes() + l.wv.bytes(),
-      [&](int64_t, const Layer& w) { m.do_norm(1), m.do_qkv(w, 1); });
-  row("qkv", l.wq.bytes() + l.wk.bytes() + l.wv.bytes(), [&](int64_t, const Layer& w) { m.do_qkv(w, 1); });
-  row("rope+kv", 0, [&](int64_t i, const Layer&) { m.do_rope(i, 1); });
-  row("rope+attn", m.kv_bytes(n_kv), [&](int64_t i, const Layer&) { m.do_rope(i, 1), m.do_attention(i, 1, max_kv); });
+      [&](int64_t, const Layer& w) { m.do_qkv(w, m.normed_x(), 1); });
+  row("qkv", l.wq.bytes() + l.wk.bytes() + l.wv.bytes(), [&](int64_t, const Layer& w) { m.do_qkv(w, m.normed, 1); });
   row("attention", m.kv_bytes(n_kv), [&](int64_t i, const Layer&) { m.do_attention(i, 1, max_kv); });
   row("out", l.wo.bytes(), [&](int64_t, const Layer& w) { m.do_out(w, 1); });
-  row("ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_ffn(w, 1); });
-  row("norm+ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_norm(1), m.do_ffn(w, 1); });
-  const double head = time_graph(*m.device, [&] { m.do_head(); });
+  row("ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_ffn(w, m.normed, 1); });
+  row("norm+ffn", m.ffn_bytes(), [&](int64_t, const Layer& w) { m.do_ffn(w, m.normed_x(), 1); });
+  const double head = time_graph(*m.device, [&] { m.do_head(m.normed, 1); });
   fmt::print("    {:<12} {:>8.2f} us {:>8.2f} MB {:>7.0f} GB/s\n", "head", head * 1e6,
              static_cast<double>(m.head.bytes()) * 1e-6, static_cast<double>(m.head.bytes()) / head * 1e-9);
-  const double best = time_graph(*m.device, [&] { m.device->argmax(m.logits, m.s.n_vocab, m.best); });
+  const double best = time_graph(*m.device, [&] { m.device->argmax(m.logits, m.s.n_vocab, 1, m.best); });
   fmt::print("    {:<12} {:>8.2f} us\n", "argmax", best * 1e6);
 }
 
 // As a program decodes: the token goes up, the graph runs, the next token comes down.
 double time_decode_loop(SyntheticModel& m, int64_t first_pos, int n) {
-  m.device->begin_capture();
+  Recording& recording = *m.device->recording();
+  recording.begin();
   m.forward(1, 256);
-  const int graph = m.device->end_capture();
+  const int id_of_step = recording.end();
   const auto start = Clock::now();
   int32_t id = 1;
   for (int i = 0; i < n; ++i) {
     const auto p = static_cast<int32_t>(first_pos + i);
     m.device->upload(m.ids, &id, 4);
     m.device->upload(m.pos, &p, 4);
-    m.device->launch(graph);
+    recording.launch(id_of_step);
     m.device->download(&id, m.best, 4);
   }
   return seconds_since(start) / n;
@@ -302,6 +322,19 @@ void bench_decode(const Shape& shape, DType type, bool transposed_down) {
               time_graph(*m.device, [&] { m.forward(1, 256); }));
   print_token(m, "loop, 1 + 128 tokens", 65, time_decode_loop(m, 1, 128));
   print_operations(m, 256, 65);
+}
+
+void bench_few(const Shape& shape, DType type) {
+  SyntheticModel m(shape, type, 512, kFewTokens);
+  double alone = 0;
+  for (const int64_t T : {1, 2, 4, 8}) {
+    m.set_tokens(64, T);
+    const double t = time_graph(*m.device, [&] { m.forward(T, 256); });
+    if (T == 1) alone = t;
+    fmt::print("{:<11} {:<5} {} tokens a step {:>9.1f} tok/s {:>8.3f} ms {:>6.2f} x\n", shape.name, traits(type).name,
+               T, static_cast<double>(T) / t, t * 1e3, static_cast<double>(T) * alone / t);
+  }
+  std::fflush(stdout);
 }
 
 void bench_long(const Shape& shape, DType type) {
@@ -348,11 +381,10 @@ void bench_prompt(const Shape& shape, DType type, int64_t T) {
     fmt::print("    {:<12} {:>8.1f} us\n", name, each * 1e6);
   };
   row("norm", [&](int64_t, const Layer&) { m.do_norm(T); });
-  row("qkv", [&](int64_t, const Layer& l) { m.do_qkv(l, T); });
-  row("rope+kv", [&](int64_t i, const Layer&) { m.do_rope(i, T); });
+  row("qkv", [&](int64_t, const Layer& l) { m.do_qkv(l, m.normed, T); });
   row("attention", [&](int64_t i, const Layer&) { m.do_attention(i, T, T); });
   row("out", [&](int64_t, const Layer& l) { m.do_out(l, T); });
-  row("ffn", [&](int64_t, const Layer& l) { m.do_ffn(l, T); });
+  row("ffn", [&](int64_t, const Layer& l) { m.do_ffn(l, m.normed, T); });
   std::fflush(stdout);
 }
 
@@ -367,7 +399,7 @@ void bench_sparse(const Shape& shape, DType type) {
   reset();
   const double dense = time_graph(*m.device,
                                   [&] {
-                                    for (const Layer& l : m.layers) m.do_ffn(l, 1);
+                                    for (const Layer& l : m.layers) m.do_ffn(l, m.normed, 1);
                                   }) /
                        static_cast<double>(shape.n_layer);
   fmt::print("{:<11} {:<5} ffn dense, transposed down {:>8.2f} us {:>7.0f} GB/s\n", shape.name, traits(type).name,
@@ -378,15 +410,14 @@ void bench_sparse(const Shape& shape, DType type) {
     for (int i = 0; i < 30; ++i) {
       const float mid = (low + high) / 2;
       reset();
-      m.device->ffn_sparse(m.layers[0].ffn, {.threshold = mid, .n_active = m.n_active}, m.normed, {}, m.x);
+      m.do_sparse(m.layers[0], mid, m.normed, 1);
       m.device->download(&active, m.n_active, 4);
       (active > density * static_cast<double>(shape.n_ff) ? low : high) = mid;
     }
     reset();
     const double t = time_graph(*m.device,
                                 [&] {
-                                  for (const Layer& l : m.layers)
-                                    m.device->ffn_sparse(l.ffn, {.threshold = low}, m.normed, {}, m.x);
+                                  for (const Layer& l : m.layers) m.do_sparse(l, low, m.normed, 1);
                                 }) /
                      static_cast<double>(shape.n_layer);
     const double bytes = static_cast<double>(m.ffn_bytes()) / 3 * (1 + 2.0 * active / static_cast<double>(shape.n_ff));
@@ -412,6 +443,8 @@ void run(const std::set<std::string>& sections) {
     for (const bool transposed_down : {false, true}) {
       for (const DType t : kTypes) bench_decode(kLlama7B, t, transposed_down);
     }
+  if (wants("few"))
+    for (const DType t : kTypes) bench_few(kLlama7B, t);
   if (wants("tiny"))
     for (const DType t : kTypes) bench_decode(kTiny, t, true);
   if (wants("prompt"))

@@ -17,6 +17,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/hand_off.h"
+#include "core/recording.h"
+#include "core/sparse_ffn.h"
 #include "cuda/cuda.h"
 
 namespace hearth {
@@ -37,7 +40,7 @@ class EchoServer {
   EchoServer(Mailbox& mailbox, int64_t n)
       : thread_([&mailbox, n] {
           std::memset(mailbox.answer_buffer(), 0, kEmbd * sizeof(float));
-          for (int64_t i = 0; i < n; ++i) mailbox.wait_request(), mailbox.publish(0, kEmbd), mailbox.answer();
+          for (int64_t i = 0; i < n; ++i) mailbox.wait_input(), mailbox.publish(0, kEmbd), mailbox.answer();
         }) {}
   ~EchoServer() { thread_.join(); }
 
@@ -75,11 +78,12 @@ class Bench {
     std::normal_distribution<float> normal;
     for (float& v : host_x_) v = normal(rng);
     x_ = buffer(kEmbd), y_ = buffer(kEmbd), normed_.x = buffer(kEmbd);
-    ids_ = reinterpret_cast<int32_t*>(buffer(kFf)), counts_ = reinterpret_cast<int32_t*>(buffer(2));
+    named_ = {reinterpret_cast<int32_t*>(buffer(kFf)), reinterpret_cast<int32_t*>(buffer(1)), kFf};
+    counts_ = reinterpret_cast<int32_t*>(buffer(1));
     buffers_.push_back(device_->allocate(device_->q8_bytes(kEmbd), Purpose::activations));
     normed_.q8 = buffers_.back().as<void>();
     norm_weight_ = vector(std::vector<float>(kEmbd, 1.0f));
-    mailbox_ = device_->open_mailbox(kEmbd, kFf);
+    mailbox_ = device_->hand_offs()->open_mailbox(kEmbd, kFf);
     chosen_ = choose(kFf, kHot, kNeededHot, kNeededCold);
     std::vector<float> always(kFf, 10.0f), exact(kFf);  // far beyond any pre-activation
     for (size_t k = 0; k < exact.size(); ++k) exact[k] = chosen_[k] ? 10.0f : -10.0f;
@@ -103,12 +107,12 @@ class Bench {
   void run() {
     fmt::print("{}: us a layer, MB, us that the bytes take, share of the bandwidth\n", traits(type_).name);
     row("norm", 0, [&](size_t) { norm(); });
-    row("ffn dense", layer_bytes(), [&](size_t i) { device_->ffn_dense(layers_[i], normed_, 1, {}, y_); });
+    row("ffn dense", layer_bytes(), [&](size_t i) { device_->ffn_dense(layers_[i], normed_, 1, {}, y_, nullptr); });
     row("ffn exact, 11 %", exact_bytes(), [&](size_t i) { exact(i); });
     for (const DType t : {DType::f16, DType::q8_0, DType::q4_0}) {
       if (t == DType::f16 || t == type_) predicted(t);
     }
-    gate_copy(), signs();
+    gate_copy();
     hand_off();
     std::fflush(stdout);
   }
@@ -145,15 +149,16 @@ class Bench {
   // Median seconds of one replay of what `step` does for every layer; hand-offs are answered when `serve` is set.
   double time(const std::function<void(size_t)>& step, bool serve) {
     constexpr int kReplays = 20, kRounds = 7;
-    device_->begin_capture();
+    Recording& recording = *device_->recording();
+    recording.begin();
     for (size_t i = 0; i < kLayers; ++i) step(i);
-    const int graph = device_->end_capture();
+    const int id = recording.end();
     std::vector<double> times;
     const auto measure = [&] {
       for (int r = -1; r < kRounds; ++r) {
         device_->synchronize();
         const auto start = Clock::now();
-        for (int i = 0; i < kReplays; ++i) device_->launch(graph);
+        for (int i = 0; i < kReplays; ++i) recording.launch(id);
         device_->synchronize();
         if (r >= 0) times.push_back(seconds_since(start) / kReplays);
       }
@@ -176,15 +181,18 @@ class Bench {
     return t;
   }
 
-  void output(size_t i) {
+  NormArgs norm_args() const { return {NormKind::rms, norm_weight_, {}, 1e-5f, kEmbd}; }
+  Input normed_x() const { return {norm_args(), x_, normed_}; }
+  void output(size_t i, const NextNorm* next = nullptr) {
     const MatmulPart part{.w = outputs_[i], .y = x_};
-    device_->matmul({&part, 1}, input_, 1);
+    device_->matmul({&part, 1}, input_, 1, next);
   }
-  void norm() { device_->norm({NormKind::rms, norm_weight_, {}, 1e-5f, kEmbd}, x_, 1, normed_); }
+  void norm() { device_->norm(norm_args(), x_, 1, normed_); }
+  SparseFfn& sparse_ffn() { return *device_->sparse_ffn(); }
   void exact(size_t i) {
     FfnShard f = layers_[i];
     f.gate_bias = exact_;
-    device_->ffn_sparse(f, {.n_active = counts_ + 1}, normed_, {}, y_);
+    sparse_ffn().ffn_sparse(f, {.n_active = counts_}, normed_, 1, {}, y_, nullptr);
   }
   FfnShard hot_shard(size_t i) const {
     FfnShard f = layers_[i];
@@ -193,23 +201,18 @@ class Bench {
     return f;
   }
   void sparse(size_t i, Mailbox* collect) {
-    SparseArgs args;
-    args.predicted = ids_, args.n_predicted = counts_, args.n_active = counts_ + 1, args.collect = collect;
-    device_->ffn_sparse(hot_shard(i), args, normed_, {}, y_);
+    const SparseArgs args{.candidates = named_, .n_active = counts_, .collect = collect};
+    sparse_ffn().ffn_sparse(hot_shard(i), args, normed_, 1, {}, y_, nullptr);
   }
   void sparse_all(size_t i) {
     FfnShard f = layers_[i];
     f.gate_bias = always_;
-    SparseArgs args;
-    args.predicted = ids_, args.n_predicted = counts_, args.n_active = counts_ + 1;
-    device_->ffn_sparse(f, args, normed_, {}, y_);
+    sparse_ffn().ffn_sparse(f, {.candidates = named_, .n_active = counts_}, normed_, 1, {}, y_, nullptr);
   }
-  void predict(const Predictor& p, Mailbox* mailbox) {
-    const NeuronList first{ids_, counts_};
+  void predict(const Predictor& p, Mailbox* mailbox, const Input& in) {
     HandOff hand_off;
     if (mailbox != nullptr) hand_off = {mailbox, x_, kEmbd};
-    device_->predict(p, normed_,
-                     {.n_first = mailbox != nullptr ? kHot : kFf, .first = first, .rest = {}, .hand_off = hand_off});
+    sparse_ffn().predict(p, in, 1, {mailbox != nullptr ? kHot : kFf, named_, 0, {}, hand_off});
   }
   // Thresholds that let exactly the chosen neurons through.
   Vector thresholds(const std::vector<float>& score) {
@@ -235,7 +238,8 @@ class Bench {
     return s;
   }
   void expect_chosen(const Predictor& p) {
-    predict(p, nullptr);
+    predict(p, nullptr, normed_);
+    sparse_all(0);
     int32_t n = 0;
     device_->download(&n, counts_, 4);
     if (n != kNeededHot + kNeededCold) fail("{} neurons predicted instead of {}", n, kNeededHot + kNeededCold);
@@ -249,20 +253,20 @@ class Bench {
     expect_chosen(p[0]);
     const size_t bytes = p[0].fc1.bytes() + p[0].fc2.bytes(), list = list_bytes(kNeededHot);
     const std::string name = fmt::format("predict, rank 1024 {}", traits(type).name);
-    row(name, bytes, [&](size_t i) { predict(p[i], nullptr); });
-    row("norm + " + name, bytes, [&](size_t i) { norm(), predict(p[i], nullptr); });
+    row(name, bytes, [&](size_t i) { predict(p[i], nullptr, normed_); });
+    row("norm + " + name, bytes, [&](size_t i) { predict(p[i], nullptr, normed_x()); });
     row(
-        "  with hand-off", bytes, [&](size_t i) { norm(), predict(p[i], mailbox_.get()), collect(); }, true);
+        "  with hand-off", bytes, [&](size_t i) { predict(p[i], mailbox_.get(), normed_x()), collect(); }, true);
     row(fmt::format("ffn of {} listed", kNeededHot), list, [&](size_t i) { sparse(i, nullptr); });
     in_a_layer(p);
     row(
         "norm + predict + ffn", bytes + list,
-        [&](size_t i) { norm(), predict(p[i], mailbox_.get()), sparse(i, mailbox_.get()); }, true);
+        [&](size_t i) { predict(p[i], mailbox_.get(), normed_x()), sparse(i, mailbox_.get()); }, true);
     row(
         "norm + predict + hint of the next layer + ffn", 2 * bytes + list,
         [&](size_t i) {
-          norm(), predict(p[i], mailbox_.get());
-          device_->hint(p[(i + 1) % kLayers], normed_, {mailbox_.get(), kHot, 0});
+          predict(p[i], mailbox_.get(), normed_x());
+          device_->hand_offs()->hint(p[(i + 1) % kLayers], normed_, {mailbox_.get(), kHot, 0});
           sparse(i, mailbox_.get());
         },
         true);
@@ -273,9 +277,11 @@ class Bench {
     const size_t product = outputs_[0].bytes(), list = list_bytes(kNeededHot + kNeededCold);
     const double without =
         row("output product + norm + ffn", product + list, [&](size_t i) { output(i), norm(), sparse_all(i); });
-    const double with =
-        row("output product + norm + predict + ffn", product + list + p[0].fc1.bytes() + p[0].fc2.bytes(),
-            [&](size_t i) { output(i), norm(), predict(p[i], nullptr), sparse_all(i); });
+    const double with = row("output product + norm + predict + ffn",
+                            product + list + p[0].fc1.bytes() + p[0].fc2.bytes(), [&](size_t i) {
+                              const NextNorm next{norm_args(), p[i].fc1, false};
+                              output(i, &next), predict(p[i], nullptr, normed_x()), sparse_all(i);
+                            });
     fmt::print("  {:<44} {:>7.2f} us\n", "  so the predictor adds", (with - without) * 1e6);
   }
   void gate_copy() {
@@ -284,40 +290,14 @@ class Bench {
     const Vector threshold = thresholds(scores(p[0]));
     for (Predictor& q : p) q.threshold = threshold;
     expect_chosen(p[0]);
-    row("predict, copy of the gate q4_0", p[0].fc2.bytes(), [&](size_t i) { predict(p[i], nullptr); });
-  }
-  void signs() {
-    const std::vector<uint32_t> bits(static_cast<size_t>(kFf * kEmbd / 32), 0x5A5A5A5Au);
-    std::vector<DeviceBuffer> memory;
-    for (int64_t i = 0; i < kLayers; ++i) {
-      memory.push_back(device_->allocate(bits.size() * 4, Purpose::predictor));
-      device_->upload(memory.back().as<void>(), bits.data(), bits.size() * 4);
-    }
-    Predictor p;
-    p.n_signs = kEmbd, p.threshold = vector(std::vector<float>(kFf, 100.0f));
-    row("predict, signs", bits.size() * 4, [&](size_t i) {
-      p.signs = memory[i].as<uint32_t>();
-      predict(p, nullptr);
-    });
+    row("predict, copy of the gate q4_0", p[0].fc2.bytes(), [&](size_t i) { predict(p[i], nullptr, normed_); });
   }
   void hand_off() {
     row(
-        "hand-off alone (post + collect)", 0, [&](size_t) { device_->post(*mailbox_, x_, kEmbd), collect(); }, true);
-    // Gate rows of all neurons here, up and down of the hot ones alone.
-    const size_t bytes = layer_bytes() / 3 + list_bytes(kNeededHot) * 2 / 3;
-    row(
-        "norm + ffn exact, hot neurons and all gates", bytes,
-        [&](size_t i) {
-          norm();
-          FfnShard f = layers_[i];
-          f.up.rows = f.down_t.rows = kHot, f.gate_bias = exact_;
-          SparseArgs args;
-          args.n_active = counts_ + 1, args.hand_off = {mailbox_.get(), x_, kEmbd}, args.collect = mailbox_.get();
-          device_->ffn_sparse(f, args, normed_, {}, y_);
-        },
-        true);
+        "hand-off alone (post + collect)", 0,
+        [&](size_t) { device_->hand_offs()->post(*mailbox_, x_, kEmbd), collect(); }, true);
   }
-  void collect() { device_->collect(*mailbox_, y_, kEmbd); }
+  void collect() { device_->hand_offs()->collect(*mailbox_, y_, kEmbd); }
 
   DType type_;
   double rate_;
@@ -331,7 +311,8 @@ class Bench {
   Vector norm_weight_, always_, exact_;
   Act normed_, input_;
   float *x_ = nullptr, *y_ = nullptr;
-  int32_t *ids_ = nullptr, *counts_ = nullptr;
+  NeuronLists named_;
+  int32_t* counts_ = nullptr;
 };
 
 void run(const std::set<std::string>& types) {

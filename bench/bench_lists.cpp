@@ -1,5 +1,5 @@
-// What a hand-off costs the CPU beyond its bytes: dispatches of the team, mailboxes, and short lists of neurons; and
-// how memory likes the ways in which the rows of a list can be laid out and read.
+// The cost of a hand-off for the CPU beyond its bytes: dispatches of the team, mailboxes, and short lists of neurons;
+// and how memory likes the ways in which the rows of a list can be laid out and read.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void add_team(ThreadTeam& team) {
     HostMailbox box(kEmbd, kNeurons);
     std::vector<float> x(1);
     std::thread cpu([&box] {
-      while (box.wait_request().x[0] == 0.0f) box.answer();
+      while (box.wait_input()[0] == 0.0f) box.answer();
       box.answer();
     });
     for (auto _ : state) {
@@ -84,12 +84,11 @@ void add_team(ThreadTeam& team) {
 
 // How the CPU is told which neurons it has.
 enum class Told {
-  values,     // with their gates' activations: no gate is read
   predicted,  // as a predictor names them
   hinted,     // the same, and nearly all of them before: their rows have been fetched
   again,      // the list that it has just been told: nothing comes from memory
 };
-constexpr std::array kTold = {"values", "predicted", "hinted", "again"};
+constexpr std::array kTold = {"predicted", "hinted", "again"};
 
 // A list of the same length, one in twelve of whose neurons are others.
 Ids nearly(const Ids& list) {
@@ -101,9 +100,8 @@ Ids nearly(const Ids& list) {
   return other;
 }
 
-// ffn_sparse() of one token with a list of neurons, as the CPU's half of a layer runs it.
+// ffn_sparse() of one token with a list of neurons, as the CPU's side of a layer runs it.
 void add_list(ThreadTeam& team, cpu::Isa isa, DType type, int64_t n, Told told, double bandwidth) {
-  const bool values = told == Told::values;
   auto* b = benchmark::RegisterBenchmark(
       fmt::format("list/{}/{}={}", traits(type).name, kTold[static_cast<size_t>(told)], n).c_str(),
       [=, &team](benchmark::State& state) {
@@ -121,30 +119,28 @@ void add_list(ThreadTeam& team, cpu::Isa isa, DType type, int64_t n, Told told, 
         shard.act = Activation::relu;
         const std::vector<float> bias(kNeurons, 1e6f);  // all active
         shard.gate_bias = {bias.data(), kNeurons};
-        std::vector<float> x(kEmbd, 1.0f), y(kEmbd), gates(static_cast<size_t>(n), 1.0f), weight(kEmbd, 1.0f);
+        std::vector<float> x(kEmbd, 1.0f), y(kEmbd), weight(kEmbd, 1.0f);
         std::vector<std::byte> q8(device->q8_bytes(kEmbd));
         const Act in{x.data(), q8.data()};
         device->norm({.weight = {weight.data(), kEmbd}, .n = kEmbd}, x.data(), 1, in);
-        const auto lists = random_lists(n);
-        const auto count = static_cast<int32_t>(n);
+        auto lists = random_lists(n);
+        auto count = static_cast<int32_t>(n);
         const HostMailbox nothing_comes(1, 1);
         size_t next = 0;
         for (auto _ : state) {
-          const Ids& list = lists[told == Told::again ? 0 : next++ % kLists];
+          Ids& list = lists[told == Told::again ? 0 : next++ % kLists];
           SparseArgs sparse;
-          sparse.predicted = list.data();
-          sparse.n_predicted = &count;
-          if (values) sparse.gate_values = gates.data();
-          if (told == Told::hinted) device->fetch(shard, nearly(list), nothing_comes);
+          sparse.candidates = NeuronLists{list.data(), &count, kNeurons};
+          if (told == Told::hinted) device->row_prefetch()->fetch(shard, nearly(list), nothing_comes);
           // As a hand-off brings it: the input has just been written, the output been cleared.
           std::fill(x.begin(), x.end(), 1.0f);
           std::fill(y.begin(), y.end(), 0.0f);
-          device->fetch_input(shard, in, nothing_comes);
+          device->row_prefetch()->fetch_input(shard, in, nothing_comes);
           const auto start = std::chrono::steady_clock::now();
-          device->ffn_sparse(shard, sparse, in, {}, y.data());
+          device->sparse_ffn()->ffn_sparse(shard, sparse, in, 1, {}, y.data(), nullptr);
           state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         }
-        const double bytes = static_cast<double>(shape.row_size()) * static_cast<double>(n) * (values ? 2 : 3);
+        const double bytes = static_cast<double>(shape.row_size()) * static_cast<double>(n) * 3;
         state.counters["GB"] = benchmark::Counter(bytes / 1e9, benchmark::Counter::kIsIterationInvariantRate);
         state.counters["bytes_us"] = bytes / bandwidth * 1e6;
       });
@@ -197,7 +193,7 @@ void add_lists(ThreadTeam& team, cpu::Isa isa, double bandwidth) {
   add_team(team);
   for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
     for (const int64_t n : {0, 16, 60, 120, 240, 1200}) {
-      for (const Told told : {Told::values, Told::predicted, Told::hinted, Told::again})
+      for (const Told told : {Told::predicted, Told::hinted, Told::again})
         add_list(team, isa, type, n, told, bandwidth);
     }
   }

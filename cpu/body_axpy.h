@@ -94,6 +94,145 @@ void axpy_rows(RowsView rows, const RowsView* then, int64_t cols, const float* v
   add_rows<W, false>(rows, then, cols, v, acc);
 }
 
+// --- several tokens ---
+// Blocks of rows that are asked for while the block before is used: each row is read from memory once, and then for all
+// tokens by strips of columns, whose sums stay in registers over the rows of a block. Each sum takes the rows in order,
+// as with one token.
+constexpr int kStripRows = 16;
+// factor[r][t]: with what token t takes row r; zeros where there is no such token.
+struct alignas(64) StripFactors {
+  static constexpr int kTokens = kFewTokens < kW ? kW : kFewTokens;
+  float of[kStripRows][kTokens];
+};
+constexpr int kStripTokens = kW == 16 ? 8 : 4;  // times two vectors of columns
+
+// T tokens, V vectors of columns from c on (one of n columns, where n < kW), of n_rows rows. A function of its own,
+// whose sums the compiler then keeps in registers.
+template <Elements W, int T, int V>
+__attribute__((noinline)) void strip(const uint8_t* const* w, int n_rows, int64_t c, int n, const StripFactors& factors,
+                                     int t0, float* acc, int64_t acc_stride) {
+  F a[T][V];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) {
+      const float* p = acc + t * acc_stride + c + i * kW;
+      a[t][i] = n == kW ? load(p) : load_n(p, n);
+    }
+  }
+  for (int r = 0; r < n_rows; ++r) {
+    const auto* p = reinterpret_cast<const typename W::Element*>(w[r]) + c;
+    F wv[V];
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) wv[i] = keep(n == kW ? W::get(p + i * kW) : W::get_n(p + i * kW, n));
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const F factor = keep(set1(factors.of[r][t0 + t]));
+#pragma GCC unroll 8
+      for (int i = 0; i < V; ++i) a[t][i] = fma(wv[i], factor, a[t][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) {
+      float* p = acc + t * acc_stride + c + i * kW;
+      n == kW ? store(p, a[t][i]) : store_n(p, a[t][i], n);
+    }
+  }
+}
+// Columns of a block; `factors` has the block's scales already.
+template <Blocks W, int T>
+__attribute__((noinline)) void strip(const uint8_t* const* w, int n_rows, int64_t b, const StripFactors& factors,
+                                     int t0, float* acc, int64_t acc_stride) {
+  F a[T][kBlockVectors];
+  float* out = acc + b * kBlock;
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) a[t][i] = load(out + t * acc_stride + i * kW);
+  }
+  for (int r = 0; r < n_rows; ++r) {
+    F q[kBlockVectors];
+    W::widen(w[r] + b * W::kBytes, q);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const F factor = keep(set1(factors.of[r][t0 + t]));
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockVectors; ++i) a[t][i] = fma(q[i], factor, a[t][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) store(out + t * acc_stride + i * kW, a[t][i]);
+  }
+}
+
+// Calls visit.operator()<N>(t0) for T tokens, in groups of kMost and then of fewer.
+template <int kMost, typename Visit>
+HEARTH_SIMD void token_groups(int t0, int T, Visit visit) {
+  while (T - t0 >= kMost) {
+    visit.template operator()<kMost>(t0);
+    t0 += kMost;
+  }
+  if constexpr (kMost > 1) token_groups<kMost / 2>(t0, T, visit);
+}
+
+template <Elements W>
+HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead, int n_rows, int64_t cols,
+                            const StripFactors& factors, int T, float* acc, int64_t acc_stride) {
+  constexpr int V = 2;
+  constexpr int64_t kBytes = V * kW * sizeof(typename W::Element);
+  int64_t c = 0;
+  for (; c + V * kW <= cols; c += V * kW) {
+    for (int r = 0; r < n_rows; ++r) prefetch(ahead[r], c * static_cast<int64_t>(sizeof(typename W::Element)), kBytes);
+    token_groups<kStripTokens>(
+        0, T, [&]<int N>(int t0) __attribute__((always_inline)) {
+          strip<W, N, V>(w, n_rows, c, kW, factors, t0, acc + t0 * acc_stride, acc_stride);
+        });
+  }
+  for (; c < cols; c += kW) {
+    const int n = cols - c < kW ? static_cast<int>(cols - c) : kW;
+    for (int t = 0; t < T; ++t) strip<W, 1, 1>(w, n_rows, c, n, factors, t, acc + t * acc_stride, acc_stride);
+  }
+}
+template <Blocks W>
+HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead, int n_rows, int64_t cols,
+                            const StripFactors& v, int T, float* acc, int64_t acc_stride) {
+  for (int64_t b = 0; b < cols / kBlock; ++b) {
+    StripFactors factors;
+    const bool next_line = b * W::kBytes / 64 != (b - 1) * W::kBytes / 64;
+    for (int r = 0; r < n_rows; ++r) {
+      if (next_line) prefetch(ahead[r], b * W::kBytes, 64);
+      const F scale = set1(W::scale(w[r] + b * W::kBytes));
+      for (int t = 0; t < StripFactors::kTokens; t += kW) store(factors.of[r] + t, mul(scale, load(v.of[r] + t)));
+    }
+    token_groups<2 * kStripTokens / kBlockVectors>(
+        0, T, [&]<int N>(int t0) __attribute__((always_inline)) {
+          strip<W, N>(w, n_rows, b, factors, t0, acc + t0 * acc_stride, acc_stride);
+        });
+  }
+}
+
+template <typename W>
+void axpy_tokens(RowsView rows, int64_t cols, const float* v, int64_t v_stride, int64_t T, float* acc,
+                 int64_t acc_stride) {
+  const Ahead later{rows, nullptr};
+  const int64_t bytes = bytes_of<W>(cols);
+  for (int64_t r = 0; r < rows.n && r < kStripRows; ++r) prefetch(row_address(rows, r), 0, bytes);
+  StripFactors factors = {};
+  const uint8_t *w[kStripRows], *ahead[kStripRows];
+  for (int64_t r = 0; r < rows.n; r += kStripRows) {
+    const int n = rows.n - r < kStripRows ? static_cast<int>(rows.n - r) : kStripRows;
+    later.group(r, n, kStripRows, w, ahead);
+    for (int i = 0; i < n; ++i) {
+      for (int64_t t = 0; t < T; ++t) factors.of[i][t] = v[t * v_stride + r + i];
+    }
+    add_strips<W>(w, ahead, n, cols, factors, static_cast<int>(T), acc, acc_stride);
+  }
+}
+
 template <Elements W>
 void to_float(const void* row, float* out, int64_t n) {
   const auto* w = static_cast<const typename W::Element*>(row);

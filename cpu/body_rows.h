@@ -255,38 +255,6 @@ void weighted_sum(const uint16_t* v, int64_t d, int64_t n, const float* p, int64
   for (; h < n_heads; ++h) weighted_sum_heads<1>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
 }
 
-void sign_bits(const float* x, int64_t n, uint32_t* bits) {
-  for (int64_t c = 0; c < n; c += 32) {
-    uint32_t word = 0;
-    for (int i = 0; i < 32 && c + i < n; i += kW) {
-      const int left = static_cast<int>(n - c - i);
-      word |= negative(get(x + c + i, left < kW ? left : kW)) << i;
-    }
-    bits[c / 32] = word;
-  }
-}
-
-// The rows come from memory: eight bytes a cycle, with the scalar popcnt that every AVX2 processor has, are more than
-// it delivers to a core.
-void sign_scores(const uint32_t* rows, int64_t n_rows, int64_t n, const uint32_t* x, float* score) {
-  const int64_t words = (n + 31) / 32;
-  for (int64_t r = 0; r < n_rows; ++r, rows += words) {
-    int64_t differ[4] = {};
-    int64_t i = 0;
-    for (; i + 8 <= words; i += 8) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        uint64_t a, b;
-        __builtin_memcpy(&a, rows + i + 2 * j, sizeof a);
-        __builtin_memcpy(&b, x + i + 2 * j, sizeof b);
-        differ[j] += __builtin_popcountll(a ^ b);
-      }
-    }
-    for (; i < words; ++i) differ[0] += __builtin_popcount(rows[i] ^ x[i]);
-    score[r] = static_cast<float>(n - 2 * (differ[0] + differ[1] + differ[2] + differ[3]));
-  }
-}
-
 uint64_t read_all(const void* data, size_t bytes) {
   const auto* p = static_cast<const char*>(data);
   uint64_t x = 0;

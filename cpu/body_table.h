@@ -10,20 +10,22 @@ constexpr Kernels make_table(const char* name) {
                    dot_rows<WeightQ4_0>},
       .axpy_rows = {axpy_rows<WeightF32>, axpy_rows<WeightF16>, axpy_rows<WeightBF16>, axpy_rows<WeightQ8_0>,
                     axpy_rows<WeightQ4_0>},
+      .axpy_tokens = {axpy_tokens<WeightF32>, axpy_tokens<WeightF16>, axpy_tokens<WeightBF16>, axpy_tokens<WeightQ8_0>,
+                      axpy_tokens<WeightQ4_0>},
       .to_float = {to_float<WeightF32>, to_float<WeightF16>, to_float<WeightBF16>, to_float<WeightQ8_0>,
                    to_float<WeightQ4_0>},
       .pack_rows = {pack_rows<WeightF32>, pack_rows<WeightF16>, pack_rows<WeightBF16>, nullptr, nullptr},
       .pack_cols = {pack_cols<WeightF32>, pack_cols<WeightF16>, pack_cols<WeightBF16>, pack_cols<WeightQ8_0>,
                     pack_cols<WeightQ4_0>},
       .gemm_tile = gemm_tile,
-#ifdef HEARTH_INT8_GEMM
-      .int8_panel_bytes = int8_panel_bytes,
-      .int8_pack_rows = {nullptr, nullptr, nullptr, int8_pack_rows<WeightQ8_0>, int8_pack_rows<WeightQ4_0>},
-      .int8_gemm = {nullptr, nullptr, nullptr, int8_gemm<16>, int8_gemm<1>},  // Q8Row::total is -8 sum x
+#ifdef HEARTH_PANELS
+      .panel_pack = {nullptr, nullptr, nullptr, panel_pack<WeightQ8_0>, panel_pack<WeightQ4_0>},
+      .panel_row = {nullptr, nullptr, nullptr, panel_row<WeightQ8_0>, panel_row<WeightQ4_0>},
+      .panel_dot = {nullptr, nullptr, nullptr, panel_dot<WeightQ8_0>, panel_dot<WeightQ4_0>},
 #else
-      .int8_panel_bytes = nullptr,
-      .int8_pack_rows = {},
-      .int8_gemm = {},
+      .panel_pack = {},
+      .panel_row = {},
+      .panel_dot = {},
 #endif
       .quantize = quantize,
       .rms_norm = rms_norm,
@@ -37,8 +39,6 @@ constexpr Kernels make_table(const char* name) {
       .activate = activate,
       .rotate = rotate,
       .weighted_sum = weighted_sum,
-      .sign_bits = sign_bits,
-      .sign_scores = sign_scores,
       .read = read_all,
   };
 }

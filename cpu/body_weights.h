@@ -24,14 +24,18 @@ struct WeightBF16 {
 };
 struct WeightQ8_0 {
   static constexpr int kBytes = 34;
+  static constexpr uint8_t kPanelFlip = 0x80;  // what differs between a byte of quants in a file and in a panel
   HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
-  HEARTH_SIMD BlockQ8 get(const uint8_t* block) { return load_q8_0(block + 2); }
+  using Span = SpanQ8;
+  HEARTH_SIMD Span get(const uint8_t* block, int span) { return load_q8_0(block + 2, block + 2 + (span - 1) * kBytes); }
   HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q8_0(block + 2, out); }
 };
 struct WeightQ4_0 {
   static constexpr int kBytes = 18;
+  static constexpr uint8_t kPanelFlip = 0;
   HEARTH_SIMD float scale(const uint8_t* block) { return from_f16(read_u16(block)); }
-  HEARTH_SIMD BlockQ4 get(const uint8_t* block) { return load_q4_0(block + 2); }
+  using Span = SpanQ4;
+  HEARTH_SIMD Span get(const uint8_t* block, int span) { return load_q4_0(block + 2, block + 2 + (span - 1) * kBytes); }
   HEARTH_SIMD void widen(const uint8_t* block, F* out) { widen_q4_0(block + 2, out); }
 };
 constexpr int kBlockVectors = kBlock / kW;

@@ -18,11 +18,10 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 int64_t first_position(const AttentionArgs& a, int64_t pos) {
   return a.window > 0 ? std::max<int64_t>(0, pos - a.window + 1) : 0;
 }
-const f16_t* head_of(const f16_t* cache, const AttentionArgs& a, int64_t kv_head) {
-  return cache + kv_head * a.n_ctx * a.head_dim;
-}
-int64_t q_stride(const AttentionArgs& a) {
-  return a.q_stride != 0 ? a.q_stride : a.n_head * a.head_dim;
+// From the begin of the pages to position j of a token's sequence; what follows in its page is behind it.
+int64_t cache_at(const AttentionArgs& a, int64_t t, int64_t kv_head, int64_t j) {
+  const int64_t page = a.rows.pages[a.rows.slot[t] * a.rows.pages_stride + j / kPagePositions];
+  return page * a.cache.stride + (kv_head * kPagePositions + j % kPagePositions) * a.head_dim;
 }
 int64_t round_up(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
@@ -30,39 +29,41 @@ int64_t round_up(int64_t n, int64_t unit) {
 
 }  // namespace
 
-void CpuDevice::attend_one(const AttentionArgs& a, float* out) {
+// A piece is what the token sees of one page.
+void CpuDevice::attend_one(const AttentionArgs& a, int64_t t, float* out) {
   const int64_t d = a.head_dim, group = a.n_head / a.n_head_kv, width = d + 2;
-  const int64_t first = first_position(a, a.pos[0]), n_positions = a.pos[0] - first + 1;
-  const int64_t n_pieces = (n_positions + kContextPiece - 1) / kContextPiece;
+  const int64_t last = a.rows.pos[t], first = first_position(a, last), first_page = first / kPagePositions;
+  const int64_t n_pieces = last / kPagePositions - first_page + 1;
+  const float* q = a.q + t * a.n_head * d;
   float* partial = scratch(partial_, n_pieces * a.n_head * width);  // [piece][head]: maximum, sum, weighted sum of v
   team_.for_chunks(n_pieces * a.n_head_kv, 1, [&](int64_t item, int64_t, int thread) {
     const int64_t piece = item / a.n_head_kv, kv = item % a.n_head_kv, h0 = kv * group;
-    const int64_t begin = first + piece * kContextPiece, n = std::min(kContextPiece, first + n_positions - begin);
-    float* scores = thread_scratch(thread);  // [group][kContextPiece]
-    const RowsView keys{head_of(a.k_cache, a, kv) + begin * d, static_cast<size_t>(d) * sizeof(f16_t), nullptr, n};
-    k_.dot_rows[index(DType::f16)](keys, nullptr, d, a.q + h0 * d, static_cast<size_t>(d) * sizeof(float), group,
-                                   scores, kContextPiece);
+    const int64_t page = (first_page + piece) * kPagePositions, begin = std::max(first, page);
+    const int64_t n = std::min(page + kPagePositions, last + 1) - begin, at = cache_at(a, t, kv, begin);
+    float* scores = thread_scratch(thread);  // [group][kPagePositions]
+    const RowsView keys{a.cache.k + at, static_cast<size_t>(d) * sizeof(f16_t), nullptr, n};
+    k_.dot_rows[index(DType::f16)](keys, nullptr, d, q + h0 * d, static_cast<size_t>(d) * sizeof(float), group, scores,
+                                   kPagePositions);
     float* p = partial + (piece * a.n_head + h0) * width;
     for (int64_t h = 0; h < group; ++h) {
-      float* s = scores + h * kContextPiece;
+      float* s = scores + h * kPagePositions;
       k_.scale(a.scale, n, s);
       p[h * width] = k_.max(s, n);
       p[h * width + 1] = k_.exp_sum(s, n, p[h * width]);
     }
-    k_.weighted_sum(head_of(a.v_cache, a, kv) + begin * d, d, n, scores, kContextPiece, static_cast<int>(group), p + 2,
-                    width);
+    k_.weighted_sum(a.cache.v + at, d, n, scores, kPagePositions, static_cast<int>(group), p + 2, width);
   });
   team_.for_chunks(a.n_head, n_pieces > 4 ? 4 : a.n_head, [&](int64_t begin, int64_t end, int) {
     for (int64_t h = begin; h < end; ++h) {
-      const auto at = [&](int64_t piece) { return partial + (piece * a.n_head + h) * width; };
-      float max = at(0)[0], total = 0;
-      for (int64_t i = 1; i < n_pieces; ++i) max = std::max(max, at(i)[0]);
+      const auto part = [&](int64_t piece) { return partial + (piece * a.n_head + h) * width; };
+      float max = part(0)[0], total = 0;
+      for (int64_t i = 1; i < n_pieces; ++i) max = std::max(max, part(i)[0]);
       float* o = out + h * d;
       std::memset(o, 0, static_cast<size_t>(d) * sizeof(float));
       for (int64_t i = 0; i < n_pieces; ++i) {
-        const float factor = std::exp(at(i)[0] - max);
-        total += factor * at(i)[1];
-        k_.axpy(factor, at(i) + 2, d, o);
+        const float factor = std::exp(part(i)[0] - max);
+        total += factor * part(i)[1];
+        k_.axpy(factor, part(i) + 2, d, o);
       }
       k_.scale(1.0f / total, d, o);
     }
@@ -124,29 +125,30 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
   std::fill(maxima, maxima + rows, kMinusInfinity);
   std::fill(totals, totals + rows, 0.0f);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* x = a.q + (t0 + r / group) * q_stride(a) + (kv_head * group + r % group) * d;
+    const float* x = a.q + ((t0 + r / group) * a.n_head + kv_head * group + r % group) * d;
     for (int64_t i = 0; i < d; ++i) q[(r / mr * d + i) * mr + r % mr] = x[i] * a.scale;
   }
 
-  const int64_t end = a.pos[t0] + n_tokens;
-  for (int64_t j = first_position(a, a.pos[t0]); j < end; j += kKeyBlock) {
-    const int64_t n = std::min(kKeyBlock, end - j);
-    const f16_t* k_head = head_of(a.k_cache, a, kv_head);
+  static_assert(kPagePositions % kKeyBlock == 0, "a block of keys is in one page");
+  const int32_t* pos = a.rows.pos;
+  const int64_t end = pos[t0] + n_tokens;
+  for (int64_t j = first_position(a, pos[t0]) / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) {
+    const int64_t n = std::min(kKeyBlock, end - j), at_keys = cache_at(a, t0, kv_head, j);
     const size_t row_bytes = static_cast<size_t>(d) * sizeof(f16_t);
     for (int64_t p = 0; p < n; p += nr) {
-      k_.pack_rows[index(DType::f16)](k_head, row_bytes, j + p, static_cast<int>(std::min(nr, n - p)), 0, d,
+      k_.pack_rows[index(DType::f16)](a.cache.k + at_keys, row_bytes, p, static_cast<int>(std::min(nr, n - p)), 0, d,
                                       keys + p * d);
     }
-    k_.pack_cols[index(DType::f16)](head_of(a.v_cache, a, kv_head), row_bytes, j, n, 0, d, values);
+    k_.pack_cols[index(DType::f16)](a.cache.v + at_keys, row_bytes, 0, n, 0, d, values);
     for (int64_t r = 0; r < rows; r += mr) {
       const int m = static_cast<int>(std::min(mr, rows - r));
       for (int64_t p = 0; p < n; p += nr) {
         k_.gemm_tile(d, q + r * d, keys + p * d, scores + r * kKeyBlock + p, kKeyBlock, m, static_cast<int>(nr), false);
       }
       for (int64_t i = r; i < r + m; ++i) {
-        const int64_t pos = a.pos[t0 + i / group];
+        const int64_t seen = pos[t0 + i / group];
         float* s = scores + i * kKeyBlock;
-        soften(s, std::clamp<int64_t>(first_position(a, pos) - j, 0, n), std::clamp<int64_t>(pos + 1 - j, 0, n),
+        soften(s, std::clamp<int64_t>(first_position(a, seen) - j, 0, n), std::clamp<int64_t>(seen + 1 - j, 0, n),
                maxima + i, totals + i, sums + i * d_padded, d);
         for (int64_t p = 0; p < n; ++p) weights[r * kKeyBlock + p * mr + (i - r)] = s[p];
       }
@@ -163,24 +165,62 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
   }
 }
 
+// Rotates queries and keys, and writes keys and values to the cache.
+void CpuDevice::write_cache(const AttentionArgs& a, int64_t T) {
+  const int64_t d = a.head_dim, half = a.rope == RopeKind::none ? 0 : a.n_rot / 2;
+  float* angles = scratch(angles_, T * 2 * half);
+  team_.for_chunks(T, kRowsPerPiece, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t pos = a.rows.pos[t];
+      HEARTH_CHECK(pos >= 0 && pos < a.max_kv && pos < a.rows.pages_stride * kPagePositions, "position {}, max_kv {}",
+                   pos, a.max_kv);
+      float* cos = angles + t * 2 * half;
+      float* sin = cos + half;
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(pos) * a.inv_freq[i];
+        cos[i] = static_cast<float>(std::cos(angle)) * a.attention_factor;
+        sin[i] = static_cast<float>(std::sin(angle)) * a.attention_factor;
+      }
+      const auto prepare_head = [&](float* head, Vector weight) {
+        if (weight) k_.rms_norm(head, weight.data, nullptr, a.norm_eps, d, head);
+        if (half > 0) k_.rotate(head, cos, sin, half, a.rope == RopeKind::neox);
+      };
+      for (int64_t h = 0; h < a.n_head; ++h) prepare_head(a.q + (t * a.n_head + h) * d, a.q_norm);
+      for (int64_t h = 0; h < a.n_head_kv; ++h) {
+        float* k = a.k + (t * a.n_head_kv + h) * d;
+        prepare_head(k, a.k_norm);
+        const int64_t at = cache_at(a, t, h, pos);
+        k_.to_f16(k, d, a.cache.k + at);
+        k_.to_f16(a.v + (t * a.n_head_kv + h) * d, d, a.cache.v + at);
+      }
+    }
+  });
+}
+
 void CpuDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
   if (T == 0) return;
-  HEARTH_CHECK(a.pos[T - 1] < a.n_ctx && a.pos[T - 1] < a.max_kv, "position {}, max_kv {}, n_ctx {}", a.pos[T - 1],
-               a.max_kv, a.n_ctx);
-  if (T == 1) {
-    attend_one(a, out.x);
-  } else {
-    const int64_t group = a.n_head / a.n_head_kv, tokens = std::max<int64_t>(1, kQueryTiles * k_.mr / group);
-    const int64_t blocks = (T + tokens - 1) / tokens;
-    HEARTH_CHECK(AttendBlock(std::min(tokens, T) * group, a.head_dim, k_).end <= thread_floats_,
-                 "reserve() was told less");
-    team_.for_chunks(blocks * a.n_head_kv, 1, [&](int64_t item, int64_t, int thread) {
-      // The last blocks see the longest context: they go first.
-      const int64_t block = blocks - 1 - item / a.n_head_kv, t0 = block * tokens;
-      attend_block(a, item % a.n_head_kv, t0, std::min(tokens, T - t0), out.x, thread_scratch(thread));
-    });
+  write_cache(a, T);
+  const int64_t d = a.head_dim, group = a.n_head / a.n_head_kv;
+  if (T <= kFewTokens) {
+    for (int64_t t = 0; t < T; ++t) attend_one(a, t, out.x + t * a.n_head * d);
+    return quantize_rows(out, T, a.n_head * d);
   }
-  quantize_rows(out, T, a.n_head * a.head_dim);
+  const int64_t most = std::max<int64_t>(1, kQueryTiles * k_.mr / group);
+  HEARTH_CHECK(AttendBlock(std::min(most, T) * group, d, k_).end <= thread_floats_, "reserve() was told less");
+  std::vector<BatchRun> blocks;
+  for (const BatchRun& run : a.rows.runs) {
+    for (int64_t i = 0; i < run.n_rows; i += most) {
+      blocks.push_back({run.first_row + i, std::min(most, run.n_rows - i), run.first_position + i});
+    }
+  }
+  // The blocks that see the longest context go first.
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const BatchRun& x, const BatchRun& y) { return x.first_position > y.first_position; });
+  team_.for_chunks(std::ssize(blocks) * a.n_head_kv, 1, [&](int64_t item, int64_t, int thread) {
+    const BatchRun& block = blocks[static_cast<size_t>(item / a.n_head_kv)];
+    attend_block(a, item % a.n_head_kv, block.first_row, block.n_rows, out.x, thread_scratch(thread));
+  });
+  quantize_rows(out, T, a.n_head * d);
 }
 
 }  // namespace hearth::cpu

@@ -37,24 +37,24 @@ std::string CpuDevice::name() const {
 
 void CpuDevice::reserve(const Limits& l) {
   const int64_t K = std::max(l.max_cols, l.n_ff), T = l.max_tokens;
-  const int64_t mr = k_.mr, nr = k_.nr;
+  const int64_t mr = k_.mr, nr = k_.nr, few = kFewTokens;
   const auto floats = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
   const auto make = [&](size_t bytes) { return allocate(std::max<size_t>(bytes, 64), Purpose::scratch); };
   packed_ = make(T > 1 ? floats((T + mr - 1) / mr * mr * K) : 0);
   const size_t panel = floats(kPanelK * std::max<int64_t>(kStripColumns, nr));
-  const size_t int8_panel = k_.int8_panel_bytes != nullptr && l.quantized_weights ? k_.int8_panel_bytes(K) : 0;
-  const size_t tile = floats(std::max(T * kGemmRows, kSmallT * kMaxDotRows));
+  const size_t quantized_panel = l.quantized_weights ? kPanelRows * row_bytes(DType::q8_0, n_blocks(K) * kBlock) : 0;
+  const size_t tile = floats(std::max(T * kGemmRows, kFewTokens * kMaxDotRows));
   const int64_t group = std::max<int64_t>(1, l.n_head / std::max<int64_t>(1, l.n_head_kv));
-  const size_t attend = std::max(floats(attend_block_floats(l.head_dim, group, k_)), floats(group * kContextPiece));
-  thread_floats_ = (std::max(std::max(panel, int8_panel) + tile, attend) / sizeof(float) + 63) / 64 * 64;
+  const size_t attend = std::max(floats(attend_block_floats(l.head_dim, group, k_)), floats(group * kPagePositions));
+  thread_floats_ = (std::max(std::max(panel, quantized_panel) + tile, attend) / sizeof(float) + 63) / 64 * 64;
   thread_ = make(thread_floats_ * sizeof(float) * static_cast<size_t>(team_.size()));
   const int64_t slots = Candidates::slots(l.n_ff, most_pieces(l.n_ff));
   values_ = make(floats(std::max(T * l.n_ff, slots)));
   // A predictor may be quantised where the model is not.
   values_q8_ = make(static_cast<size_t>(l.quantized_weights ? T : 1) * q8_bytes(l.n_ff));
-  lanes_ = make(floats(kLanes * l.n_embd));
-  ids_ = make(floats(std::max(2 * l.n_ff, slots)));
-  partial_ = make(floats((l.max_context / kContextPiece + 1) * l.n_head * (l.head_dim + 2)));
+  lanes_ = make(floats(kLanes * std::min(T, few) * l.n_embd));
+  ids_ = make(floats(std::max((few + 1) * l.n_ff + few, slots)));
+  partial_ = make(floats((l.max_context / kPagePositions + 2) * l.n_head * (l.head_dim + 2)));
   angles_ = make(floats(T * l.head_dim));
 }
 
@@ -71,7 +71,12 @@ void CpuDevice::embed(const Matrix& table, const int32_t* ids, const Matrix& pos
     for (int64_t t = begin; t < end; ++t) {
       HEARTH_CHECK(ids[t] >= 0 && ids[t] < table.rows, "token {} of {}", ids[t], table.rows);
       float* row = x + t * table.cols;
-      k_.to_float[index(table.type)](table.row(ids[t]), row, table.cols);
+      if (table.layout == Layout::panels) {
+        const auto in_panel = static_cast<int>(ids[t] % kPanelRows);
+        k_.panel_row[index(table.type)](panel_of(table, ids[t] - in_panel), in_panel, table.cols, row);
+      } else {
+        k_.to_float[index(table.type)](table.row(ids[t]), row, table.cols);
+      }
       if (!positions) continue;
       const int64_t p = pos[t] + position_offset;
       HEARTH_CHECK(p >= 0 && p < positions.rows, "position {} of {}", p, positions.rows);
@@ -108,48 +113,17 @@ void CpuDevice::add_bias(Vector bias, int64_t T, float* y) {
   for (int64_t t = 0; t < T; ++t) k_.add(bias.data, bias.n, y + t * bias.n);
 }
 
-void CpuDevice::rope_kv(const RopeKvArgs& a, int64_t T) {
-  const int64_t d = a.head_dim, half = a.rope == RopeKind::none ? 0 : a.n_rot / 2;
-  const int64_t q_stride = a.q_stride != 0 ? a.q_stride : a.n_head * d;
-  const int64_t k_stride = a.k_stride != 0 ? a.k_stride : a.n_head_kv * d;
-  const int64_t v_stride = a.v_stride != 0 ? a.v_stride : a.n_head_kv * d;
-  float* angles = scratch(angles_, T * 2 * half);
-  team_.for_chunks(T, kRowsPerPiece, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int32_t pos = a.pos[t];
-      HEARTH_CHECK(pos >= 0 && pos < a.n_ctx, "position {} of {}", pos, a.n_ctx);
-      float* cos = angles + t * 2 * half;
-      float* sin = cos + half;
-      for (int64_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(pos) * a.inv_freq[i];
-        cos[i] = static_cast<float>(std::cos(angle)) * a.attention_factor;
-        sin[i] = static_cast<float>(std::sin(angle)) * a.attention_factor;
-      }
-      const auto prepare_head = [&](float* head, Vector weight) {
-        if (weight) k_.rms_norm(head, weight.data, nullptr, a.norm_eps, d, head);
-        if (half > 0) k_.rotate(head, cos, sin, half, a.rope == RopeKind::neox);
-      };
-      for (int64_t h = 0; h < a.n_head; ++h) prepare_head(a.q + t * q_stride + h * d, a.q_norm);
-      for (int64_t h = 0; h < a.n_head_kv; ++h) {
-        float* k = a.k + t * k_stride + h * d;
-        prepare_head(k, a.k_norm);
-        const int64_t at = (h * a.n_ctx + pos) * d;
-        k_.to_f16(k, d, a.k_cache + at);
-        k_.to_f16(a.v + t * v_stride + h * d, d, a.v_cache + at);
-      }
+void CpuDevice::argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) {
+  for (int64_t t = 0; t < T; ++t, logits += n) {
+    // NaN compares false with everything, so it never replaces; it only has to be kept from being the first.
+    int64_t best = 0;
+    while (best < n && std::isnan(logits[best])) ++best;
+    if (best == n) best = 0;
+    for (int64_t i = best + 1; i < n; ++i) {
+      if (logits[i] > logits[best]) best = i;
     }
-  });
-}
-
-void CpuDevice::argmax(const float* logits, int64_t n, int32_t* id) {
-  // NaN compares false with everything, so it never replaces; it only has to be kept from being the first.
-  int64_t best = 0;
-  while (best < n && std::isnan(logits[best])) ++best;
-  if (best == n) best = 0;
-  for (int64_t i = best + 1; i < n; ++i) {
-    if (logits[i] > logits[best]) best = i;
+    ids[t] = static_cast<int32_t>(best);
   }
-  *id = static_cast<int32_t>(best);
 }
 
 std::unique_ptr<Device> make_device(ThreadTeam& team, std::optional<Isa> isa) {

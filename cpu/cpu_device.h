@@ -35,65 +35,73 @@ class CpuDevice final : public HostDevice {
 
   std::string name() const override;
   size_t q8_bytes(int64_t n) const override { return q8_row_bytes(n); }
+  size_t packed_bytes(const Matrix& host) const override;
+  Matrix pack(const Matrix& host, std::byte* memory) override;
   void reserve(const Limits& limits) override;
 
   void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
              int64_t position_offset, int64_t T, float* x) override;
   void quantize(Act a, int64_t T, int64_t n) override { quantize_rows(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
-  void rope_kv(const RopeKvArgs& args, int64_t T) override;
+  using Device::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
-  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
+  void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override;
+  void predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) override;
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
-  void argmax(const float* logits, int64_t n, int32_t* id) override;
+  void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
 
  private:
   // How a product of T tokens is computed.
   enum class Method {
-    dot,   // rows times tokens, weights read where they are
-    gemm,  // packed panels in f32
-    int8,  // packed panels in integers, for quantised weights
+    dot,     // rows times tokens, weights read where they are
+    gemm,    // packed panels in f32
+    panels,  // panels of quantised weights, in integers: packed at load, or here for a batch
   };
-  struct Input {
+  struct Operand {
     Act act;
     int64_t T = 0;
     const float* packed = nullptr;  // pack_input()'s, for Method::gemm
   };
 
-  Method method(DType type, int64_t T) const;
+  Method method(const Matrix& w, int64_t T) const;
   // Rows that one piece of a product covers.
   int64_t rows_per_piece(const Matrix& w, int64_t T) const;
   // [T][K] activations in tiles of `mr` tokens: packed[tile][K][mr].
   const float* pack_input(const float* x, int64_t T, int64_t K);
   // y[t][r] (+)= rows [r0, r0 + n) of w times token t; y points at row r0 of token 0.
-  void product(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+  void product(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, bool accumulate,
                int thread);
-  void product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+  void product_dot(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, bool accumulate,
                    int thread);
-  void product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
+  void product_gemm(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, bool accumulate,
                     int thread);
-  void product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
-                    int thread);
-  // Makes `input` fit for products with weights of this type and K columns.
-  void prepare(Input& input, int64_t K, DType type);
+  void product_panels(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, bool accumulate,
+                      int thread);
+  // The panel that begins with row r of a packed matrix.
+  static const std::byte* panel_of(const Matrix& w, int64_t r) {
+    return static_cast<const std::byte*>(w.data) + static_cast<size_t>(r) * w.row_size();
+  }
+  // Makes `input` fit for products with these weights.
+  void prepare(Operand& input, const Matrix& w);
   void quantize_rows(Act a, int64_t T, int64_t n);
   void add_bias(Vector bias, int64_t T, float* y);
 
   // values[t][k] of all neurons, in values_.
-  void ffn_values(const FfnShard& shard, const Input& in);
-  // y += sum_k values_[k] * down_t[k]: one token, or many.
-  void ffn_down_one(const FfnShard& shard, float* y);
+  void ffn_values(const FfnShard& shard, const Operand& in);
+  // y[t] += sum_k values_[t][k] * down_t[k]: up to kFewTokens tokens, or any number.
+  void ffn_down_few(const FfnShard& shard, int64_t T, float* y);
   void ffn_down_batch(const FfnShard& shard, int64_t T, float* y);
-  void sum_lanes(int64_t n_lanes, int64_t n_embd, float* y);
+  void sum_lanes(int64_t n_lanes, int64_t n, float* y);
 
-  // The neurons that a sparse operation looks at, by position: those listed, or `n` from neuron `first` on; and where
-  // it keeps what it finds. Pieces of positions are independent of each other, so their number may follow the team's.
+  // The neurons that a sparse operation looks at, by position: those listed, or the first `n`; and where it keeps what
+  // it finds. Pieces of positions are independent of each other, so their number may follow the team's.
   struct Candidates {
-    int64_t first = 0, n = 0, n_pieces = 0;
+    int64_t n = 0, n_pieces = 0;
     const int32_t* listed = nullptr;
     const int64_t* begins = nullptr;  // [n_pieces + 1], or null: pieces of equal length
     bool near = false;                // fetch() brought most of a piece's rows near the thread that takes it
@@ -113,7 +121,7 @@ class CpuDevice final : public HostDevice {
     const int64_t* begins = nullptr;
     bool near = false;  // Candidates::near
   };
-  Candidates candidates(int64_t first, int64_t n, const int32_t* listed, Dealt dealt) const;
+  Candidates candidates(int64_t n, const int32_t* listed, Dealt dealt) const;
   // Of n neurons, `listed` or the first: few, or those whose rows fetch() brought near the threads, unless it brought
   // too different ones.
   Dealt deal(const FfnShard& shard, int64_t n, const int32_t* listed);
@@ -130,8 +138,6 @@ class CpuDevice final : public HostDevice {
     bool near = false;            // Candidates::near
   };
   static Found join_pieces(const Candidates& c, int64_t first, int64_t last, int32_t* ids, float* values);
-  // Copies the finds' ids, if wanted. Not after join_pieces() in place.
-  static void list_active(const Candidates& c, int32_t* ids);
   // How the partial sums of the down projection, lane after lane, are shared out to the threads: by whole blocks.
   struct DownShares {
     int64_t n_embd = 0;
@@ -158,14 +164,23 @@ class CpuDevice final : public HostDevice {
   // y += the candidates' sum; returns how many are active.
   int64_t ffn_candidates(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, Vector y_bias,
                          float* y);
-  void post_gates(const FfnShard& shard, const SparseArgs& sparse, Act in);
+
+  void sparse_one(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y);
+
+  // --- several tokens (cpu_sparse_few.cpp) ---
+  struct TokenNeurons;
+  void sparse_few(const FfnShard& shard, const SparseArgs& sparse, Act in, int64_t T, Vector y_bias, float* y);
+  int64_t find_few(const FfnShard& shard, float threshold, Act in, int64_t begin, std::span<const int32_t> looked,
+                   int64_t n, float* z, int32_t* ids, float* values, float* up) const;
+  void add_down_few(const FfnShard& shard, std::span<const TokenNeurons> tokens, Vector y_bias, float* y);
 
   Act predictor_hidden(const Predictor& predictor, Act in) const;
   int32_t predict_piece(const Predictor& predictor, Act hidden, int64_t begin, int64_t end, int32_t* ids,
                         float* score) const;
-  void store_predicted(const PredictArgs& args, int64_t n, int64_t grain, int32_t* ids, const int32_t* counts);
+  void predict_token(const Predictor& predictor, Act in, int64_t t, int64_t T, const PredictArgs& args);
 
-  void attend_one(const AttentionArgs& args, float* out);
+  void write_cache(const AttentionArgs& args, int64_t T);
+  void attend_one(const AttentionArgs& args, int64_t t, float* out);
   struct AttendBlock;  // where a piece of a prefill keeps what
   static size_t attend_block_floats(int64_t head_dim, int64_t group, const Kernels& k);
   void attend_block(const AttentionArgs& args, int64_t kv_head, int64_t t0, int64_t n_tokens, float* out,
@@ -183,7 +198,7 @@ class CpuDevice final : public HostDevice {
   size_t thread_floats_ = 0;
   DeviceBuffer values_;     // [T][n_ff]; Candidates::values
   DeviceBuffer values_q8_;  // the 8-bit form of values_
-  DeviceBuffer lanes_;      // [kLanes][n_embd] partial sums of the FFN
+  DeviceBuffer lanes_;      // [kLanes][up to kFewTokens][n_embd] partial sums of the FFN
   DeviceBuffer ids_;        // [2][n_ff]; Candidates::ids
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines

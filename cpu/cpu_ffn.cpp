@@ -17,10 +17,12 @@ struct Lanes {
 
 }  // namespace
 
-void CpuDevice::ffn_values(const FfnShard& s, const Input& in) {
+void CpuDevice::ffn_values(const FfnShard& s, const Operand& in) {
   const int64_t n = s.n(), T = in.T;
   float* values = scratch(values_, T * n);
-  const int64_t grain = std::min(rows_per_piece(s.gate, T), s.up ? rows_per_piece(s.up, T) : kMaxDotRows);
+  const int64_t fewest = std::min(rows_per_piece(s.gate, T), s.up ? rows_per_piece(s.up, T) : kMaxDotRows);
+  const bool panels = s.gate.layout == Layout::panels || (s.up && s.up.layout == Layout::panels);
+  const int64_t grain = panels ? std::max(fewest / kPanelRows, int64_t{1}) * kPanelRows : fewest;
   team_.for_chunks(n, grain, [&](int64_t begin, int64_t end, int thread) {
     const int64_t rows = end - begin;
     float* up = s.up ? thread_scratch(thread) + thread_floats_ - T * rows : nullptr;
@@ -36,26 +38,30 @@ void CpuDevice::ffn_values(const FfnShard& s, const Input& in) {
   });
 }
 
-void CpuDevice::sum_lanes(int64_t n_lanes, int64_t n_embd, float* y) {
+void CpuDevice::sum_lanes(int64_t n_lanes, int64_t n, float* y) {
   const float* lanes = lanes_.as<float>();
-  team_.for_chunks(n_embd, 1024, [&](int64_t begin, int64_t end, int) {
-    for (int64_t lane = 0; lane < n_lanes; ++lane) k_.add(lanes + lane * n_embd + begin, end - begin, y + begin);
+  team_.for_chunks(n, 1024, [&](int64_t begin, int64_t end, int) {
+    for (int64_t lane = 0; lane < n_lanes; ++lane) k_.add(lanes + lane * n + begin, end - begin, y + begin);
   });
 }
 
-void CpuDevice::ffn_down_one(const FfnShard& s, float* y) {
-  const int64_t n_embd = s.down_t.cols;
-  const Lanes lanes(s.n());
-  float* sums = scratch(lanes_, lanes.n_lanes * n_embd);
+void CpuDevice::ffn_down_few(const FfnShard& s, int64_t T, float* y) {
+  const int64_t n = s.n(), n_embd = s.down_t.cols;
+  const Lanes lanes(n);
+  float* sums = scratch(lanes_, lanes.n_lanes * T * n_embd);
   const float* values = values_.as<float>();
   team_.for_chunks(lanes.n_lanes, 1, [&](int64_t lane, int64_t, int) {
-    float* sum = sums + lane * n_embd;
-    std::memset(sum, 0, static_cast<size_t>(n_embd) * sizeof(float));
+    float* sum = sums + lane * T * n_embd;
+    std::memset(sum, 0, static_cast<size_t>(T * n_embd) * sizeof(float));
     const int64_t begin = lanes.begin(lane), end = lanes.begin(lane + 1);
     const RowsView rows{s.down_t.row(begin), s.down_t.row_size(), nullptr, end - begin};
-    k_.axpy_rows[index(s.down_t.type)](rows, nullptr, n_embd, values + begin, sum);
+    if (T == 1) {
+      k_.axpy_rows[index(s.down_t.type)](rows, nullptr, n_embd, values + begin, sum);
+    } else {
+      k_.axpy_tokens[index(s.down_t.type)](rows, n_embd, values + begin, n, T, sum, n_embd);
+    }
   });
-  sum_lanes(lanes.n_lanes, n_embd, y);
+  sum_lanes(lanes.n_lanes, T * n_embd, y);
 }
 
 void CpuDevice::ffn_down_batch(const FfnShard& s, int64_t T, float* y) {
@@ -76,15 +82,15 @@ void CpuDevice::ffn_down_batch(const FfnShard& s, int64_t T, float* y) {
   });
 }
 
-void CpuDevice::ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y) {
+void CpuDevice::ffn_dense(const FfnShard& s, const Input& in, int64_t T, Vector y_bias, float* y, const NextNorm*) {
   HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t), "exactly one of down and down_t");
   if (T == 0) return;
-  Input input{in, T, nullptr};
-  prepare(input, s.gate.cols, s.gate.type);
-  if (s.up) prepare(input, s.up.cols, s.up.type);
+  Operand input{rows_of(in, T), T, nullptr};
+  prepare(input, s.gate);
+  if (s.up) prepare(input, s.up);
   ffn_values(s, input);
   add_bias(y_bias, T, y);
-  if (s.down_t) return T == 1 ? ffn_down_one(s, y) : ffn_down_batch(s, T, y);
+  if (s.down_t) return T <= kFewTokens ? ffn_down_few(s, T, y) : ffn_down_batch(s, T, y);
   Act hidden{values_.as<float>(), nullptr};
   if (is_quantized(s.down.type)) {
     HEARTH_CHECK(values_q8_.bytes() >= static_cast<size_t>(T) * q8_bytes(s.n()),

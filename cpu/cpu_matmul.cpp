@@ -6,23 +6,26 @@
 
 namespace hearth::cpu {
 
-CpuDevice::Method CpuDevice::method(DType type, int64_t T) const {
-  if (!is_quantized(type)) return T > k_.dot_tokens ? Method::gemm : Method::dot;
-  return T >= kInt8Tokens && k_.int8_gemm[index(type)] != nullptr ? Method::int8 : Method::dot;
+CpuDevice::Method CpuDevice::method(const Matrix& w, int64_t T) const {
+  if (!is_quantized(w.type)) return T > k_.dot_tokens ? Method::gemm : Method::dot;
+  const bool packs = T > kFewTokens && k_.panel_dot[index(w.type)] != nullptr;
+  return packs || w.layout == Layout::panels ? Method::panels : Method::dot;
 }
 
 int64_t CpuDevice::rows_per_piece(const Matrix& w, int64_t T) const {
-  if (T > kSmallT || method(w.type, T) != Method::dot) return kGemmRows;
+  if (T > kFewTokens) return kGemmRows;
   const size_t streams = kStreamsPerThread * static_cast<size_t>(team_.size());
   const size_t bytes = T == 1 ? std::clamp(w.bytes() / streams, kShortestStreamBytes, kStreamBytes) : kFewTokensBytes;
   const auto rows = static_cast<int64_t>(bytes / std::max<size_t>(1, w.row_size()));
-  return std::clamp<int64_t>(rows / 4 * 4, 4, kMaxDotRows);
+  const int64_t unit = w.layout == Layout::panels ? kPanelRows : 4;
+  return std::clamp<int64_t>(rows / unit * unit, unit, kMaxDotRows);
 }
 
-void CpuDevice::prepare(Input& input, int64_t K, DType type) {
-  HEARTH_CHECK(!is_quantized(type) || input.act.q8 != nullptr, "quantised weights need the 8-bit form of their input");
-  if (input.packed == nullptr && method(type, input.T) == Method::gemm)
-    input.packed = pack_input(input.act.x, input.T, K);
+void CpuDevice::prepare(Operand& input, const Matrix& w) {
+  HEARTH_CHECK(!is_quantized(w.type) || input.act.q8 != nullptr,
+               "quantised weights need the 8-bit form of their input");
+  if (input.packed == nullptr && method(w, input.T) == Method::gemm)
+    input.packed = pack_input(input.act.x, input.T, w.cols);
 }
 
 const float* CpuDevice::pack_input(const float* x, int64_t T, int64_t K) {
@@ -38,7 +41,7 @@ const float* CpuDevice::pack_input(const float* x, int64_t T, int64_t K) {
   return packed;
 }
 
-void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
+void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy,
                              bool accumulate, int thread) {
   float* panel = thread_scratch(thread);
   const int64_t mr = k_.mr, nr = k_.nr, K = w.cols;
@@ -55,19 +58,41 @@ void CpuDevice::product_gemm(const Matrix& w, int64_t r0, int64_t n, const Input
   }
 }
 
-void CpuDevice::product_int8(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
-                             bool accumulate, int thread) {
-  void* panel = thread_scratch(thread);
+void CpuDevice::product_panels(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy,
+                               bool accumulate, int thread) {
+  const bool packed = w.layout == Layout::panels;
   // Packing reads many rows side by side; as one stream they come from memory twice as fast.
-  prefetch(w.row(r0), static_cast<size_t>(n) * w.row_size());
-  for (int64_t r = 0; r < n; r += k_.nr) {
-    const int columns = static_cast<int>(std::min<int64_t>(k_.nr, n - r));
-    k_.int8_pack_rows[index(w.type)](w.data, w.row_size(), r0 + r, columns, w.cols, panel);
-    k_.int8_gemm[index(w.type)](panel, w.cols, in.act.q8, q8_bytes(w.cols), in.T, y + r, ldy, columns, accumulate);
+  if (!packed) prefetch(w.row(r0), static_cast<size_t>(n) * w.row_size());
+  for (int64_t r = 0; r < n; r += kPanelRows) {
+    const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, n - r));
+    const void* panel = thread_scratch(thread);
+    if (packed) {
+      panel = panel_of(w, r0 + r);
+    } else {
+      k_.panel_pack[index(w.type)](w.row(r0 + r), w.row_size(), rows, w.cols, thread_scratch(thread));
+    }
+    k_.panel_dot[index(w.type)](panel, w.cols, in.act.q8, q8_bytes(w.cols), in.T, y + r, ldy, rows, accumulate, packed);
   }
 }
 
-void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy,
+size_t CpuDevice::packed_bytes(const Matrix& m) const {
+  if (k_.panel_dot[index(m.type)] == nullptr) return 0;
+  return static_cast<size_t>((m.rows + kPanelRows - 1) / kPanelRows * kPanelRows) * m.row_size();
+}
+
+Matrix CpuDevice::pack(const Matrix& m, std::byte* memory) {
+  Matrix packed = m;
+  packed.data = memory, packed.layout = Layout::panels;
+  team_.for_chunks((m.rows + kPanelRows - 1) / kPanelRows, 1, [&](int64_t panel, int64_t, int) {
+    const int64_t r0 = panel * kPanelRows;
+    const auto rows = static_cast<int>(std::min<int64_t>(kPanelRows, m.rows - r0));
+    std::byte* out = memory + static_cast<size_t>(r0) * m.row_size();
+    k_.panel_pack[index(m.type)](m.row(r0), m.row_size(), rows, m.cols, out);
+  });
+  return packed;
+}
+
+void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy,
                             bool accumulate, int thread) {
   const bool quantized = is_quantized(w.type);
   const auto* x = static_cast<const std::byte*>(quantized ? in.act.q8 : in.act.x);
@@ -75,8 +100,8 @@ void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input&
   const RowsView rows{w.row(r0), w.row_size(), nullptr, n};
   float* sums = thread_scratch(thread);
   // A few tokens at a time stay in the nearest cache, the rows of the piece in the next.
-  for (int64_t t = 0; t < in.T; t += kSmallT) {
-    const int64_t tokens = std::min(kSmallT, in.T - t);
+  for (int64_t t = 0; t < in.T; t += kFewTokens) {
+    const int64_t tokens = std::min(kFewTokens, in.T - t);
     const auto* xt = x + static_cast<size_t>(t) * x_stride;
     float* yt = y + t * ldy;
     k_.dot_rows[index(w.type)](rows, nullptr, w.cols, xt, x_stride, tokens, accumulate ? sums : yt,
@@ -85,26 +110,26 @@ void CpuDevice::product_dot(const Matrix& w, int64_t r0, int64_t n, const Input&
   }
 }
 
-void CpuDevice::product(const Matrix& w, int64_t r0, int64_t n, const Input& in, float* y, int64_t ldy, bool accumulate,
-                        int thread) {
-  switch (method(w.type, in.T)) {
+void CpuDevice::product(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy,
+                        bool accumulate, int thread) {
+  switch (method(w, in.T)) {
     case Method::dot:
       return product_dot(w, r0, n, in, y, ldy, accumulate, thread);
     case Method::gemm:
       return product_gemm(w, r0, n, in, y, ldy, accumulate, thread);
-    case Method::int8:
-      return product_int8(w, r0, n, in, y, ldy, accumulate, thread);
+    case Method::panels:
+      return product_panels(w, r0, n, in, y, ldy, accumulate, thread);
   }
 }
 
-void CpuDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
+void CpuDevice::matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm*) {
   if (parts.empty() || T == 0) return;
   // All parts share the input; it is packed at most once.
-  Input input{in, T, nullptr};
+  Operand input{rows_of(in, T), T, nullptr};
   int64_t pieces = 0;
   for (const MatmulPart& p : parts) {
     HEARTH_CHECK(p.w.cols == parts[0].w.cols, "the parts of a product share their input");
-    prepare(input, p.w.cols, p.w.type);
+    prepare(input, p.w);
     const int64_t grain = rows_per_piece(p.w, T);
     pieces += (p.w.rows + grain - 1) / grain;
   }

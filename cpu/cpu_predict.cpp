@@ -20,15 +20,9 @@ Act CpuDevice::predictor_hidden(const Predictor& p, Act in) const {
 // Scores the neurons [begin, end), and lists those above their thresholds at ids[begin]; returns how many.
 int32_t CpuDevice::predict_piece(const Predictor& p, Act hidden, int64_t begin, int64_t end, int32_t* ids,
                                  float* score) const {
-  const int64_t n = end - begin;
-  if (p.signs != nullptr) {
-    const int64_t words = n_blocks(p.n_signs);
-    k_.sign_scores(p.signs + begin * words, n, p.n_signs, lanes_.as<uint32_t>(), score + begin);
-  } else {
-    const void* x = is_quantized(p.fc2.type) ? hidden.q8 : hidden.x;
-    const RowsView rows{p.fc2.row(begin), p.fc2.row_size(), nullptr, n};
-    k_.dot_rows[index(p.fc2.type)](rows, nullptr, p.fc2.cols, x, 0, 1, score + begin, 0);
-  }
+  const void* x = is_quantized(p.fc2.type) ? hidden.q8 : hidden.x;
+  const RowsView rows{p.fc2.row(begin), p.fc2.row_size(), nullptr, end - begin};
+  k_.dot_rows[index(p.fc2.type)](rows, nullptr, p.fc2.cols, x, 0, 1, score + begin, 0);
   int32_t found = 0;
   for (int64_t k = begin; k < end; ++k) {
     ids[begin + found] = static_cast<int32_t>(k);  // written before it is decided: found <= k - begin
@@ -37,16 +31,24 @@ int32_t CpuDevice::predict_piece(const Predictor& p, Act hidden, int64_t begin, 
   return found;
 }
 
-void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
+// Several tokens one after the other: the second one finds the rows in the last-level cache.
+void CpuDevice::predict(const Predictor& p, const Input& input, int64_t T, const PredictArgs& args) {
+  const Act in = rows_of(input, T);
+  const int64_t n = (p.fc1 ? p.fc1 : p.fc2).cols;
+  for (int64_t t = 0; t < T; ++t) {
+    auto* const q8 = static_cast<std::byte*>(in.q8);
+    predict_token(p, {in.x + t * n, q8 != nullptr ? q8 + static_cast<size_t>(t) * q8_bytes(n) : nullptr}, t, T, args);
+  }
+}
+
+void CpuDevice::predict_token(const Predictor& p, Act in, int64_t t, int64_t T, const PredictArgs& args) {
   const int64_t n = p.n();
-  if (p.signs != nullptr)
-    k_.sign_bits(in.x, p.n_signs, reinterpret_cast<uint32_t*>(scratch(lanes_, n_blocks(p.n_signs))));
   const Act hidden = predictor_hidden(p, in);
-  HEARTH_CHECK(p.signs != nullptr || !is_quantized(p.fc2.type) || hidden.q8 != nullptr,
+  HEARTH_CHECK(!is_quantized(p.fc2.type) || hidden.q8 != nullptr,
                "quantised weights need the 8-bit form of their input");
   HEARTH_CHECK(!p.fc1 || !is_quantized(p.fc1.type) || in.q8 != nullptr,
                "quantised weights need the 8-bit form of their input");
-  const int64_t grain = p.signs != nullptr ? kSignRows : rows_per_piece(p.fc2, 1);
+  const int64_t grain = rows_per_piece(p.fc2, 1);
   auto* ids = reinterpret_cast<int32_t*>(scratch(ids_, 2 * n));
   int32_t* counts = ids + n;
   float* score = scratch(values_, n);
@@ -67,19 +69,13 @@ void CpuDevice::predict(const Predictor& p, Act in, const PredictArgs& args) {
   const ThreadTeam::Round rounds[] = {{p.fc1.rows, p.fc1 ? rows_per_piece(p.fc1, 1) : 1, first_layer},
                                       {n, grain, second_layer}};
   team_.for_rounds(std::span(rounds).subspan(p.fc1 ? 0 : 1), between);
-  store_predicted(args, n, grain, ids, counts);
-}
-
-// Moves the pieces' lists together and hands them out.
-void CpuDevice::store_predicted(const PredictArgs& args, int64_t n, int64_t grain, int32_t* ids,
-                                const int32_t* counts) {
-  int64_t total = 0;
+  int64_t total = 0;  // the pieces' lists, moved together
   for (int64_t begin = 0; begin < n; begin += grain) {
     const int32_t count = counts[begin / grain];
     std::memmove(ids + total, ids + begin, static_cast<size_t>(count) * sizeof(int32_t));
     total += count;
   }
-  hand_out(args, n, {ids, static_cast<size_t>(total)});
+  hand_out(args, n, t, T, {ids, static_cast<size_t>(total)});
 }
 
 }  // namespace hearth::cpu

@@ -12,9 +12,9 @@
 
 namespace hearth::cpu {
 
-CpuDevice::Candidates CpuDevice::candidates(int64_t first, int64_t n, const int32_t* listed, Dealt dealt) const {
+CpuDevice::Candidates CpuDevice::candidates(int64_t n, const int32_t* listed, Dealt dealt) const {
   const int64_t threads = team_.size();
-  Candidates c{.first = first, .n = n, .listed = listed, .begins = dealt.begins, .near = dealt.near};
+  Candidates c{.n = n, .listed = listed, .begins = dealt.begins, .near = dealt.near};
   c.n_pieces = dealt.begins != nullptr ? threads : n < threads ? n : most_pieces(n);
   const int64_t slots = Candidates::slots(n, c.n_pieces);
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, slots));
@@ -34,12 +34,6 @@ void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in
   int32_t* ids = c.ids + c.slot(piece);
   float* z = c.values + c.slot(piece);
   int32_t& found = *ids++ = 0;
-  if (sparse.gate_values != nullptr) {
-    std::copy_n(c.listed + begin, n, ids);
-    std::copy_n(sparse.gate_values + begin, n, z);
-    found = static_cast<int32_t>(n);
-    return;
-  }
   const void* x = is_quantized(s.gate.type) ? in.q8 : in.x;
   const auto listed_rows = [&](const Matrix& w) { return RowsView{w.data, w.row_size(), c.listed + begin, n, c.near}; };
   if (c.listed != nullptr) {
@@ -47,11 +41,11 @@ void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in
     const RowsView next = listed_rows(s.up ? s.up : s.gate);
     k_.dot_rows[index(s.gate.type)](listed_rows(s.gate), &next, s.gate.cols, x, 0, 1, z, 0);
   } else {
-    const RowsView rows{s.gate.row(c.first + begin), s.gate.row_size(), nullptr, n};
+    const RowsView rows{s.gate.row(begin), s.gate.row_size(), nullptr, n};
     k_.dot_rows[index(s.gate.type)](rows, nullptr, s.gate.cols, x, 0, 1, z, 0);
   }
   if (s.gate_bias) {
-    for (int64_t i = 0; i < n; ++i) z[i] += s.gate_bias.data[c.first + c.id(begin + i)];
+    for (int64_t i = 0; i < n; ++i) z[i] += s.gate_bias.data[c.id(begin + i)];
   }
   k_.activate(static_cast<int>(s.act), s.act_threshold, z, nullptr, false, n, z);
   for (int64_t i = 0; i < n; ++i) {
@@ -92,13 +86,6 @@ CpuDevice::Found CpuDevice::join_pieces(const Candidates& c, int64_t first, int6
     }
   }
   return found;
-}
-
-void CpuDevice::list_active(const Candidates& c, int32_t* ids) {
-  for (int64_t piece = 0; ids != nullptr && piece < c.n_pieces; ++piece) {
-    const int32_t* found = c.ids + c.slot(piece);
-    ids = std::copy_n(found + 1, *found, ids);
-  }
 }
 
 void CpuDevice::add_down(const FfnShard& s, const Found& found, int64_t n_lanes, int64_t begin, int64_t end,
@@ -206,28 +193,35 @@ void CpuDevice::learn_parts() {
   for (double& end : ends_) end /= sum;
 }
 
-void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
+void CpuDevice::ffn_sparse(const FfnShard& s, const SparseArgs& sparse, const Input& input, int64_t T, Vector y_bias,
+                           float* y, const NextNorm*) {
   HEARTH_CHECK(s.down_t && !s.down, "the sparse FFN needs down_t");
-  HEARTH_CHECK(in.q8 != nullptr || !((s.up && is_quantized(s.up.type)) || (s.gate && is_quantized(s.gate.type))),
+  const Act in = rows_of(input, T);
+  HEARTH_CHECK(in.q8 != nullptr || !((s.up && is_quantized(s.up.type)) || is_quantized(s.gate.type)),
                "quantised weights need the 8-bit form of their input");
-  if (s.n() > s.n_whole()) post_gates(s, sparse, in);
-  const int64_t n = sparse.predicted != nullptr ? *sparse.n_predicted : s.n_whole();
-  HEARTH_CHECK(n >= 0 && n <= s.n_whole(), "{} predicted neurons of {}", n, s.n_whole());
-  HEARTH_CHECK(sparse.gate_values == nullptr || sparse.predicted != nullptr, "gates of neurons that are not listed");
-  HEARTH_CHECK(sparse.gate_values != nullptr || s.gate, "a shard without gates needs their values");
+  HEARTH_CHECK(sparse.answer == nullptr || sparse.linked == nullptr, "an answer that is not complete yet");
+  if (T == 1) {
+    sparse_one(s, sparse, in, y_bias, y);
+  } else {
+    sparse_few(s, sparse, in, T, y_bias, y);
+  }
+  if (sparse.linked != nullptr) add_linked(sparse, in, T, y);
+  if (sparse.collect != nullptr) add_answer(*sparse.collect, y, T * s.down_t.cols);
+}
+
+void CpuDevice::sparse_one(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
+  const auto* lists = std::get_if<NeuronLists>(&sparse.candidates);
+  const int32_t* listed = lists != nullptr ? lists->ids : nullptr;
+  const int64_t n = lists != nullptr ? lists->count[0] : s.n();
+  HEARTH_CHECK(n >= 0 && n <= s.n(), "{} neurons are listed of {}", n, s.n());
   int64_t n_active = 0;
   if (n > 0) {
-    const Candidates c = candidates(0, n, sparse.predicted, deal(s, n, sparse.predicted));
-    n_active = ffn_candidates(s, sparse, in, c, y_bias, y);
-  }
-  HEARTH_CHECK(sparse.answer == nullptr || sparse.linked == nullptr, "an answer that is not complete yet");
-  if (n == 0) {
+    n_active = ffn_candidates(s, sparse, in, candidates(n, listed, deal(s, n, listed)), y_bias, y);
+  } else {
     add_bias(y_bias, 1, y);
     if (sparse.answer != nullptr) sparse.answer->publish(0, s.down_t.cols);
   }
   if (sparse.n_active != nullptr) *sparse.n_active = static_cast<int32_t>(n_active);
-  if (sparse.linked != nullptr) add_linked(sparse, in, y);
-  if (sparse.collect != nullptr) add_answer(*sparse.collect, y, s.down_t.cols);
 }
 
 int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
@@ -315,24 +309,11 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   if (direct && most_lanes == 1) rounds[1].work = add_found;
   team_.for_rounds(std::span(rounds).first(most_lanes == 1 ? 2 : 3), [&](size_t finished) {
     if (finished == 0) {
-      list_active(c, sparse.active_ids);
       all = join_pieces(c, 0, c.n_pieces, c.ids, c.values);
     }
     if (sparse_lanes(all.n) == 1) rounds[2].n = 0;
   });
-  if (direct) list_active(c, sparse.active_ids);
   return all.n_active;
-}
-
-// Hands over the active ones of the gate rows whose neurons the CPU has. (A CPU device in a GPU's place.)
-void CpuDevice::post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
-  HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
-  HostMailbox& mailbox = host(*sparse.hand_off.mailbox);
-  mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
-  const Candidates c = candidates(s.n_whole(), s.n() - s.n_whole(), nullptr, {});
-  team_.for_chunks(c.n_pieces, 1, [&](int64_t piece, int64_t, int) { select_piece(s, sparse, in, c, piece); });
-  const Found found = join_pieces(c, 0, c.n_pieces, c.ids, c.values);
-  mailbox.post_neurons({found.ids, static_cast<size_t>(found.n)}, found.values);
 }
 
 }  // namespace hearth::cpu

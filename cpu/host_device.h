@@ -8,15 +8,22 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/cold_rows.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/hand_off.h"
 #include "core/mailbox.h"
+#include "core/sparse_ffn.h"
 
 namespace hearth::cpu {
 
-class HostDevice : public Device {
+class HostDevice : public Device, public SparseFfn, public HandOffs, public RowPrefetch, public ColdRows {
  public:
   bool is_host() const override { return true; }
+  SparseFfn* sparse_ffn() override { return this; }
+  HandOffs* hand_offs() override { return this; }
+  RowPrefetch* row_prefetch() override { return this; }
+  ColdRows* cold_rows() override { return this; }
 
   std::vector<MemoryUse> memory() const override {
     std::vector<MemoryUse> uses;
@@ -26,8 +33,9 @@ class HostDevice : public Device {
     return uses;
   }
 
-  void upload(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
+  void upload(void* device, const void* host, size_t bytes) override { move(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { move(host, device, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes); }
   void fill_zero(void* device, size_t bytes) override {
     if (bytes > 0) std::memset(device, 0, bytes);
   }
@@ -56,32 +64,47 @@ class HostDevice : public Device {
   // A stand-in for a device: what predict() would hand over.
   void hint(const Predictor& p, Act in, const HintArgs& args) override {
     std::vector<int32_t> ids(static_cast<size_t>(p.n()));
-    int32_t counts[3] = {};
-    int32_t* const linked = ids.data() + args.n_first;
-    int32_t* const rest = linked + args.n_linked;
-    predict(p, in,
-            {.n_first = args.n_first,
-             .first = {ids.data(), counts},
-             .rest = {rest, counts + 1},
-             .hand_off = {},
-             .n_linked = args.n_linked,
-             .linked = {linked, counts + 2}});
-    const auto n_first = static_cast<int32_t>(args.n_first);
-    host(*args.mailbox)
-        .post_hints(
-            MailboxMarks::of(static_cast<int32_t>(p.n()), n_first, n_first + static_cast<int32_t>(args.n_linked)),
-            {rest, static_cast<size_t>(counts[1])});
+    int32_t count = 0;
+    PredictArgs all;
+    all.n_own = p.n(), all.own = {ids.data(), &count, p.n()};
+    predict(p, in, 1, all);
+    const auto n_own = static_cast<int32_t>(args.n_own), skipped = n_own + static_cast<int32_t>(args.n_linked);
+    const auto end = ids.begin() + count;
+    ids.erase(end, ids.end());
+    ids.erase(ids.begin(), std::lower_bound(ids.begin(), ids.end(), skipped));
+    for (int32_t& id : ids) id -= n_own;
+    host(*args.mailbox).post_hints(MailboxMarks::of(static_cast<int32_t>(p.n()), n_own, skipped), ids);
   }
 
+  // Nothing is prefetched where nobody knows how.
+  void fetch(const FfnShard&, std::span<const int32_t>, const Mailbox&) override {}
+  void fetch_input(const FfnShard&, Act, const Mailbox&) override {}
+
+  // The host's memory is the device's: nothing moves.
+  void pin(void*, size_t) override {}
+  void unpin(void*) override {}
   bool can_link(const FfnShard&) const override { return true; }
+  size_t link_bytes(const FfnShard&) const override { return 0; }
   FfnShard link(const FfnShard& host, std::byte* /*memory*/) override { return host; }
+  void open_staging(int, size_t) override {}
+  size_t staged_bytes(const FfnShard&) const override { return 0; }
+  FfnShard stage(int, const FfnShard& host) override { return host; }
+  void acquire(int) override {}
+  void release(int) override {}
 
  protected:
-  // Hands out the neurons that a predictor of n neurons names, ascending, as `args` asks; changes them.
-  static void hand_out(const PredictArgs& args, int64_t n, std::span<int32_t> named) {
-    const auto store = [](std::span<const int32_t> ids, const NeuronList& to) {
-      std::copy(ids.begin(), ids.end(), to.ids);
-      *to.count = static_cast<int32_t>(ids.size());
+  // The rows that an operation reads, normed first where that is asked for.
+  Act rows_of(const Input& in, int64_t T) {
+    if (in.normed()) norm(in.norm, in.x, T, in.act);
+    return in.act;
+  }
+
+  // Hands out the neurons that a predictor of n neurons names for token t of T, ascending, as `args` asks; changes them.
+  // To be called for t = 0, 1, …
+  static void hand_out(const PredictArgs& args, int64_t n, int64_t t, int64_t T, std::span<int32_t> named) {
+    const auto store = [t](std::span<const int32_t> ids, const NeuronLists& to) {
+      std::copy(ids.begin(), ids.end(), to.ids + t * to.stride);
+      to.count[t] = static_cast<int32_t>(ids.size());
     };
     // Takes those below `bound` from the front.
     const auto take = [&](int64_t bound) {
@@ -90,24 +113,25 @@ class HostDevice : public Device {
       named = named.subspan(taken.size());
       return taken;
     };
-    const auto first = take(args.n_first);
-    if (args.n_first > 0) store(first, args.first);
-    for (int32_t& id : named) id -= static_cast<int32_t>(args.n_first);
+    const auto own = take(args.n_own);
+    if (args.n_own > 0) store(own, args.own);
+    for (int32_t& id : named) id -= static_cast<int32_t>(args.n_own);
     const auto linked = take(args.n_linked);
     if (args.n_linked > 0) store(linked, args.linked);
-    if (args.hand_off.mailbox != nullptr) {
-      host(*args.hand_off.mailbox).post(args.hand_off.x, args.hand_off.n, named);
-    } else if (args.n_first + args.n_linked < n) {
-      store(named, args.rest);
-    }
+    if (args.hand_off.mailbox == nullptr) return;
+    HostMailbox& mailbox = host(*args.hand_off.mailbox);
+    const auto n_own = static_cast<int32_t>(args.n_own);
+    const auto marks = MailboxMarks::of(static_cast<int32_t>(n), n_own, n_own + static_cast<int32_t>(args.n_linked));
+    if (t == 0) mailbox.post_input(args.hand_off.x, T * args.hand_off.n, marks);
+    mailbox.post_neurons(t, marks, named);
   }
 
   // The part of ffn_sparse() for neurons that another device would read over its link.
-  void add_linked(const SparseArgs& sparse, Act in, float* y) {
+  void add_linked(const SparseArgs& sparse, Act in, int64_t T, float* y) {
     const LinkedNeurons& l = *sparse.linked;
-    const SparseArgs named{
-        .threshold = sparse.threshold, .predicted = l.named.ids, .n_predicted = l.named.count, .n_active = l.n_active};
-    ffn_sparse(l.shard, named, in, {}, y);
+    SparseArgs named;
+    named.candidates = l.named, named.threshold = sparse.threshold, named.n_active = l.n_active;
+    ffn_sparse(l.shard, named, in, T, {}, y, nullptr);
   }
 
   void* allocate_bytes(size_t bytes, Purpose purpose) override {
@@ -137,7 +161,7 @@ class HostDevice : public Device {
   }
 
  private:
-  static void copy(void* to, const void* from, size_t bytes) {
+  static void move(void* to, const void* from, size_t bytes) {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }
 

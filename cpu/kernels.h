@@ -11,7 +11,9 @@ namespace hearth::cpu {
 
 enum class WeightType { f32, f16, bf16, q8_0, q4_0 };
 constexpr int kWeightTypes = 5;
-constexpr int kBlock = 32;  // elements of a quantised block, of weights and of activations
+constexpr int kBlock = 32;          // elements of a quantised block, of weights and of activations
+constexpr int64_t kPanelRows = 32;  // of a panel of quantised weights
+constexpr int64_t kFewTokens = 8;   // up to so many, the result of a token has the same bits whatever the others are
 
 // Activations in 8 bits, one row, in blocks of 32: x[i] = d[b] * q[i] with d = max |x| / 127. n is padded with zeros to
 // whole blocks. offset[8 b + j] = -8 * (q[32 b + 4 j] + ... + q[32 b + 4 j + 3]): what a product with unsigned 4-bit
@@ -44,13 +46,18 @@ struct Kernels {
   int mr, nr;      // gemm_tile's tokens and columns
   int dot_tokens;  // up to so many tokens dot_rows is faster than packing and gemm_tile (measured on Zen 4)
 
-  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T. The result of a row does not depend
-  // on the other rows. x: rows of floats for f32, f16, bf16; Q8Row storage for quantised types; x_stride in bytes.
-  // `then` (may be null): rows of about the same size that the caller reads next, for prefetching.
+  // --- dot products: y[t * y_stride + r] = sum_c w[r][c] x[t][c], c < cols, t < T <= kFewTokens. The result of a row
+  // and a token has the same bits whatever the other rows and tokens are. x: rows of floats for f32, f16, bf16; Q8Row
+  // storage for quantised types; x_stride in bytes. `then` (may be null): rows of about the same size that the caller
+  // reads next, for prefetching.
   void (*dot_rows[kWeightTypes])(RowsView rows, const RowsView* then, int64_t cols, const void* x, size_t x_stride,
                                  int64_t T, float* y, int64_t y_stride);
   // acc[c] += sum_r v[r] w[r][c], c < cols.
   void (*axpy_rows[kWeightTypes])(RowsView rows, const RowsView* then, int64_t cols, const float* v, float* acc);
+  // acc[t * acc_stride + c] += sum_r v[t * v_stride + r] w[r][c], t < T <= kFewTokens: the bits of axpy_rows.
+  // Consecutive rows.
+  void (*axpy_tokens[kWeightTypes])(RowsView rows, int64_t cols, const float* v, int64_t v_stride, int64_t T,
+                                    float* acc, int64_t acc_stride);
   // The row as floats.
   void (*to_float[kWeightTypes])(const void* row, float* out, int64_t n);
 
@@ -66,14 +73,16 @@ struct Kernels {
   // c[i * ldc + j] (+)= sum_k a[k * mr + i] b[k * nr + j], i < m <= mr, j < n <= nr.
   void (*gemm_tile)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc, int m, int n, bool add);
 
-  // --- quantised matrix products in integers, on panels of nr rows and all columns. Null where the instruction set has
-  // no suitable instruction; dot_rows is as fast there.
-  size_t (*int8_panel_bytes)(int64_t cols);
-  void (*int8_pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t cols,
-                                       void* panel);
-  // y[t * y_stride + j] (+)= row j of the panel times token t, t < T, j < n <= nr; x: rows of Q8Row storage.
-  void (*int8_gemm[kWeightTypes])(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
-                                  int64_t y_stride, int n, bool add);
+  // --- quantised matrix products in integers, on panels: kPanelRows rows and all columns, in as many bytes as they
+  // take in a file. The same bits as dot_rows gives, for any number of tokens. Null where the instruction set has no
+  // suitable instruction; dot_rows is as fast there. Rows beyond n_rows are zero.
+  void (*panel_pack[kWeightTypes])(const void* w, size_t row_bytes, int n_rows, int64_t cols, void* panel);
+  // A row of the panel as floats.
+  void (*panel_row[kWeightTypes])(const void* panel, int row, int64_t cols, float* out);
+  // y[t * y_stride + j] (+)= row j of the panel times token t, t < T, j < n <= kPanelRows; x: rows of Q8Row storage.
+  // from_memory: neither the panel nor what lies behind it is in a cache.
+  void (*panel_dot[kWeightTypes])(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
+                                  int64_t y_stride, int n, bool add, bool from_memory);
 
   // --- rows
   void (*quantize)(const float* x, int64_t n, void* q8_row);
@@ -93,10 +102,6 @@ struct Kernels {
   // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * d + c], h < n_heads, j < n, c < d.
   void (*weighted_sum)(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
                        int64_t o_stride);
-  // bits: bit c % 32 of word c / 32 is set where x[c] < 0, c < n; the last word is filled up with zeros.
-  void (*sign_bits)(const float* x, int64_t n, uint32_t* bits);
-  // score[r] = n - 2 popcount(rows[r] ^ x), rows of ceil(n / 32) words.
-  void (*sign_scores)(const uint32_t* rows, int64_t n_rows, int64_t n, const uint32_t* x, float* score);
   uint64_t (*read)(const void* data, size_t bytes);  // reads everything, for measuring bandwidth
 };
 

@@ -12,8 +12,8 @@ namespace {
 #include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"
 #include "cpu/body_rows.h"
-#include "cpu/body_int8.h"
-#define HEARTH_INT8_GEMM
+#include "cpu/body_panel.h"
+#define HEARTH_PANELS
 #include "cpu/body_table.h"
 // clang-format on
 }  // namespace

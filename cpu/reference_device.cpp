@@ -101,7 +101,7 @@ void rms_norm(float* x, Vector weight, float eps) {
   for (int64_t i = 0; i < weight.n; ++i) x[i] = static_cast<float>(x[i] * scale * weight.data[i]);
 }
 
-void rotate(float* head, const RopeKvArgs& a, int32_t pos) {
+void rotate(float* head, const AttentionArgs& a, int32_t pos) {
   if (a.rope == RopeKind::none) return;
   const int64_t half = a.n_rot / 2;
   for (int64_t i = 0; i < half; ++i) {
@@ -150,15 +150,16 @@ class ReferenceDevice final : public HostDevice {
     quantize_rows(out, T, a.n);
   }
 
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override {
+  using Device::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& input, int64_t T, const NextNorm*) override {
+    const Act in = rows_of(input, T);
     for (const MatmulPart& p : parts) {
-      const int64_t stride = p.y_stride != 0 ? p.y_stride : p.w.rows;
       std::vector<std::vector<double>> x;
       for (int64_t t = 0; t < T; ++t) x.push_back(input_row(in, t, p.w.cols, p.w.type));
       for (int64_t r = 0; r < p.w.rows; ++r) {
         const std::vector<float> w = weight_row(p.w, r);
         for (int64_t t = 0; t < T; ++t) {
-          float& y = p.y[t * stride + r];
+          float& y = p.y[t * (p.y_stride != 0 ? p.y_stride : p.w.rows) + r];
           const double sum = dot(w, x[static_cast<size_t>(t)]) + (p.bias ? p.bias.data[r] : 0.0);
           y = static_cast<float>(p.accumulate ? y + sum : sum);
         }
@@ -166,42 +167,20 @@ class ReferenceDevice final : public HostDevice {
     }
   }
 
-  void rope_kv(const RopeKvArgs& a, int64_t T) override {
+  void attention(const AttentionArgs& a, int64_t T, Act out) override {
+    write_cache(a, T);
     const int64_t d = a.head_dim;
     for (int64_t t = 0; t < T; ++t) {
-      const int32_t pos = a.pos[t];
-      HEARTH_CHECK(pos >= 0 && pos < a.n_ctx, "position {} of {}", pos, a.n_ctx);
+      const int64_t last = a.rows.pos[t], first = a.window > 0 ? std::max<int64_t>(0, last - a.window + 1) : 0;
+      HEARTH_CHECK(last < a.max_kv, "position {}, max_kv {}", last, a.max_kv);
       for (int64_t h = 0; h < a.n_head; ++h) {
-        float* q = a.q + t * (a.q_stride != 0 ? a.q_stride : a.n_head * d) + h * d;
-        if (a.q_norm) rms_norm(q, a.q_norm, a.norm_eps);
-        rotate(q, a, pos);
-      }
-      for (int64_t h = 0; h < a.n_head_kv; ++h) {
-        float* k = a.k + t * (a.k_stride != 0 ? a.k_stride : a.n_head_kv * d) + h * d;
-        const float* v = a.v + t * (a.v_stride != 0 ? a.v_stride : a.n_head_kv * d) + h * d;
-        if (a.k_norm) rms_norm(k, a.k_norm, a.norm_eps);
-        rotate(k, a, pos);
-        for (int64_t i = 0; i < d; ++i) {
-          const int64_t at = (h * a.n_ctx + pos) * d + i;
-          a.k_cache[at] = f32_to_f16(k[i]);
-          a.v_cache[at] = f32_to_f16(v[i]);
-        }
-      }
-    }
-  }
-
-  void attention(const AttentionArgs& a, int64_t T, Act out) override {
-    const int64_t d = a.head_dim, stride = a.q_stride != 0 ? a.q_stride : a.n_head * d;
-    for (int64_t t = 0; t < T; ++t) {
-      const int64_t last = a.pos[t], first = a.window > 0 ? std::max<int64_t>(0, last - a.window + 1) : 0;
-      HEARTH_CHECK(last < a.n_ctx && last < a.max_kv, "position {}, max_kv {}, n_ctx {}", last, a.max_kv, a.n_ctx);
-      for (int64_t h = 0; h < a.n_head; ++h) {
-        const float* q = a.q + t * stride + h * d;
-        const int64_t cache = h / (a.n_head / a.n_head_kv) * a.n_ctx * d;
+        const float* q = a.q + (t * a.n_head + h) * d;
+        const int64_t kv_head = h / (a.n_head / a.n_head_kv);
         std::vector<double> p(static_cast<size_t>(last - first + 1));
         for (int64_t j = first; j <= last; ++j) {
+          const f16_t* k = a.cache.k + cache_at(a, t, kv_head, j);
           double s = 0;
-          for (int64_t i = 0; i < d; ++i) s += static_cast<double>(q[i]) * f16_to_f32(a.k_cache[cache + j * d + i]);
+          for (int64_t i = 0; i < d; ++i) s += static_cast<double>(q[i]) * f16_to_f32(k[i]);
           p[static_cast<size_t>(j - first)] = s * a.scale;
         }
         const double max = *std::max_element(p.begin(), p.end());
@@ -210,7 +189,7 @@ class ReferenceDevice final : public HostDevice {
         for (int64_t i = 0; i < d; ++i) {
           double sum = 0;
           for (int64_t j = first; j <= last; ++j) {
-            sum += p[static_cast<size_t>(j - first)] * f16_to_f32(a.v_cache[cache + j * d + i]);
+            sum += p[static_cast<size_t>(j - first)] * f16_to_f32(a.cache.v[cache_at(a, t, kv_head, j) + i]);
           }
           out.x[(t * a.n_head + h) * d + i] = static_cast<float>(sum / total);
         }
@@ -219,7 +198,8 @@ class ReferenceDevice final : public HostDevice {
     quantize_rows(out, T, a.n_head * d);
   }
 
-  void ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y) override {
+  void ffn_dense(const FfnShard& s, const Input& input, int64_t T, Vector y_bias, float* y, const NextNorm*) override {
+    const Act in = rows_of(input, T);
     const int64_t n = s.n(), n_embd = s.gate.cols;
     HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t));
     std::vector<float> value(static_cast<size_t>(T * n));
@@ -248,55 +228,93 @@ class ReferenceDevice final : public HostDevice {
     for (int64_t i = 0; i < T * n_embd; ++i) y[i] = static_cast<float>(y[i] + sum[static_cast<size_t>(i)]);
   }
 
-  void predict(const Predictor& p, Act in, const PredictArgs& args) override {
-    const std::vector<double> score = scores(p, in);
-    std::vector<int32_t> named;
-    for (int64_t k = 0; k < p.n(); ++k) {
-      if (score[static_cast<size_t>(k)] > p.threshold.data[k]) named.push_back(static_cast<int32_t>(k));
+  void predict(const Predictor& p, const Input& input, int64_t T, const PredictArgs& args) override {
+    const Act in = rows_of(input, T);
+    for (int64_t t = 0; t < T; ++t) {
+      const std::vector<double> score = scores(p, in, t);
+      std::vector<int32_t> named;
+      for (int64_t k = 0; k < p.n(); ++k) {
+        if (score[static_cast<size_t>(k)] > p.threshold.data[k]) named.push_back(static_cast<int32_t>(k));
+      }
+      hand_out(args, p.n(), t, T, named);
     }
-    hand_out(args, p.n(), named);
   }
 
-  void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+  void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, const Input& input, int64_t T, Vector y_bias, float* y,
+                  const NextNorm*) override {
     HEARTH_CHECK(s.down_t && !s.down, "sparse FFN needs down_t");
-    if (s.n() > s.n_whole()) post_gates(s, sparse, in);
-    std::vector<int32_t> candidates(
-        static_cast<size_t>(sparse.predicted != nullptr ? *sparse.n_predicted : s.n_whole()));
-    if (sparse.predicted != nullptr) {
-      std::copy_n(sparse.predicted, candidates.size(), candidates.begin());
+    const Act in = rows_of(input, T);
+    const int64_t n_embd = s.down_t.cols;
+    for (int64_t t = 0; t < T; ++t) sparse_token(s, sparse, in, t, y_bias, y + t * n_embd);
+    if (sparse.linked != nullptr) add_linked(sparse, in, T, y);
+    if (sparse.answer != nullptr) sparse.answer->publish(0, T * n_embd);
+    if (sparse.collect != nullptr) add_answer(*sparse.collect, y, T * n_embd);
+  }
+
+  void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override {
+    for (int64_t t = 0; t < T; ++t, logits += n) {
+      int32_t& best = ids[t] = 0;
+      for (int64_t i = 1; i < n; ++i) {
+        if (logits[i] > logits[best] || (std::isnan(logits[best]) && !std::isnan(logits[i])))
+          best = static_cast<int32_t>(i);
+      }
+    }
+  }
+
+ private:
+  // Elements from the begin of the pages to position j of a token's sequence.
+  static int64_t cache_at(const AttentionArgs& a, int64_t t, int64_t kv_head, int64_t j) {
+    const int64_t page = a.rows.pages[a.rows.slot[t] * a.rows.pages_stride + j / kPagePositions];
+    return page * a.cache.stride + (kv_head * kPagePositions + j % kPagePositions) * a.head_dim;
+  }
+
+  static void write_cache(const AttentionArgs& a, int64_t T) {
+    const int64_t d = a.head_dim;
+    for (int64_t t = 0; t < T; ++t) {
+      const int32_t pos = a.rows.pos[t];
+      HEARTH_CHECK(pos >= 0 && pos < a.rows.pages_stride * kPagePositions, "position {}", pos);
+      for (int64_t h = 0; h < a.n_head; ++h) {
+        float* q = a.q + (t * a.n_head + h) * d;
+        if (a.q_norm) rms_norm(q, a.q_norm, a.norm_eps);
+        rotate(q, a, pos);
+      }
+      for (int64_t h = 0; h < a.n_head_kv; ++h) {
+        float* k = a.k + (t * a.n_head_kv + h) * d;
+        const float* v = a.v + (t * a.n_head_kv + h) * d;
+        if (a.k_norm) rms_norm(k, a.k_norm, a.norm_eps);
+        rotate(k, a, pos);
+        for (int64_t i = 0; i < d; ++i) {
+          const int64_t at = cache_at(a, t, h, pos) + i;
+          a.cache.k[at] = f32_to_f16(k[i]);
+          a.cache.v[at] = f32_to_f16(v[i]);
+        }
+      }
+    }
+  }
+
+  // y += the FFN of token t.
+  static void sparse_token(const FfnShard& s, const SparseArgs& sparse, Act in, int64_t t, Vector y_bias, float* y) {
+    std::vector<int32_t> candidates(static_cast<size_t>(s.n()));
+    if (const auto* lists = std::get_if<NeuronLists>(&sparse.candidates)) {
+      candidates.assign(lists->ids + t * lists->stride, lists->ids + t * lists->stride + lists->count[t]);
     } else {
       std::iota(candidates.begin(), candidates.end(), 0);
     }
     std::vector<double> sum(static_cast<size_t>(s.down_t.cols));
     int32_t n_active = 0;
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      const int32_t k = candidates[i];
-      const float g = sparse.gate_values != nullptr
-                          ? sparse.gate_values[i]
-                          : static_cast<float>(activate(s.act, s.act_threshold, static_cast<float>(gate(s, k, in, 0))));
+    for (const int32_t k : candidates) {
+      const auto g = static_cast<float>(activate(s.act, s.act_threshold, static_cast<float>(gate(s, k, in, t))));
       if (!(std::fabs(g) > sparse.threshold)) continue;
-      if (sparse.active_ids != nullptr) sparse.active_ids[n_active] = k;
       ++n_active;
-      const double v = value_of(s, k, g, in, 0);
+      const double v = value_of(s, k, g, in, t);
       const std::vector<float> row = weight_row(s.down_t, k);
       for (size_t c = 0; c < sum.size(); ++c) sum[c] += v * row[c];
     }
-    if (sparse.n_active != nullptr) *sparse.n_active = n_active;
+    if (sparse.n_active != nullptr) sparse.n_active[t] = n_active;
     if (y_bias) add_bias(y_bias, 1, y);
     for (size_t i = 0; i < sum.size(); ++i) y[i] = static_cast<float>(y[i] + sum[i]);
-    if (sparse.linked != nullptr) add_linked(sparse, in, y);
-    if (sparse.answer != nullptr) sparse.answer->publish(0, std::ssize(sum));
-    if (sparse.collect != nullptr) add_answer(*sparse.collect, y, std::ssize(sum));
   }
 
-  void argmax(const float* logits, int64_t n, int32_t* id) override {
-    *id = 0;
-    for (int64_t i = 1; i < n; ++i) {
-      if (logits[i] > logits[*id] || (std::isnan(logits[*id]) && !std::isnan(logits[i]))) *id = static_cast<int32_t>(i);
-    }
-  }
-
- private:
   void quantize_rows(Act a, int64_t T, int64_t n) const {
     if (a.q8 == nullptr) return;
     for (int64_t t = 0; t < T; ++t) quantize_row(a.x + t * n, n, static_cast<BlockAct*>(a.q8) + t * n_blocks(n));
@@ -308,52 +326,26 @@ class ReferenceDevice final : public HostDevice {
     }
   }
 
-  std::vector<double> scores(const Predictor& p, Act in) const {
+  std::vector<double> scores(const Predictor& p, Act in, int64_t t) const {
     std::vector<double> score(static_cast<size_t>(p.n()));
-    if (p.signs != nullptr) {
-      const int64_t n_embd = p.n_signs;
-      for (int64_t k = 0; k < p.n(); ++k) {
-        const uint32_t* row = p.signs + k * ((n_embd + 31) / 32);
-        for (int64_t c = 0; c < n_embd; ++c) {
-          const bool negative = (row[c / 32] >> (c % 32) & 1) != 0;
-          score[static_cast<size_t>(k)] += negative == (in.x[c] < 0) ? 1 : -1;
-        }
-      }
-      return score;
-    }
     const int64_t rank = p.fc2.cols;
     std::vector<float> hidden(static_cast<size_t>(rank));
     std::vector<std::byte> q8(q8_bytes(rank));
     Act h = in;
     if (p.fc1) {
       for (int64_t r = 0; r < rank; ++r) {
-        const double v = dot(weight_row(p.fc1, r), input_row(in, 0, p.fc1.cols, p.fc1.type)) +
+        const double v = dot(weight_row(p.fc1, r), input_row(in, t, p.fc1.cols, p.fc1.type)) +
                          (p.fc1_bias ? p.fc1_bias.data[r] : 0.0);
         hidden[static_cast<size_t>(r)] = static_cast<float>(p.relu && v < 0 ? 0 : v);
       }
       h = {hidden.data(), is_quantized(p.fc2.type) ? q8.data() : nullptr};
       quantize_rows(h, 1, rank);
+      t = 0;
     }
     for (int64_t k = 0; k < p.n(); ++k) {
-      score[static_cast<size_t>(k)] = dot(weight_row(p.fc2, k), input_row(h, 0, rank, p.fc2.type));
+      score[static_cast<size_t>(k)] = dot(weight_row(p.fc2, k), input_row(h, t, rank, p.fc2.type));
     }
     return score;
-  }
-
-  // Hands over the active ones of the gate rows whose neurons the CPU has.
-  static void post_gates(const FfnShard& s, const SparseArgs& sparse, Act in) {
-    HEARTH_CHECK(sparse.hand_off.mailbox != nullptr && sparse.predicted == nullptr);
-    HostMailbox& mailbox = host(*sparse.hand_off.mailbox);
-    mailbox.post_input(sparse.hand_off.x, sparse.hand_off.n);
-    std::vector<int32_t> ids;
-    std::vector<float> values;
-    for (int64_t k = s.n_whole(); k < s.n(); ++k) {
-      const auto g = static_cast<float>(activate(s.act, s.act_threshold, static_cast<float>(gate(s, k, in, 0))));
-      if (!(std::fabs(g) > sparse.threshold)) continue;
-      ids.push_back(static_cast<int32_t>(k - s.n_whole()));
-      values.push_back(g);
-    }
-    mailbox.post_neurons(ids, values.data());
   }
 
   static double gate(const FfnShard& s, int64_t k, Act in, int64_t t) {

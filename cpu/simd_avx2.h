@@ -8,7 +8,7 @@ namespace {
 using F = __m256;
 constexpr int kW = 8;
 constexpr int kMr = 6;          // gemm_tile: 6 x 2 vectors of accumulators, of 16 registers
-constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
+constexpr int kTileRows = 2;    // rows at once in products with several tokens
 constexpr int kDotTokens = 16;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
@@ -61,6 +61,10 @@ HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
                    _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
+HEARTH_SIMD F keep(F a) {
+  asm("" : "+x"(a));
+  return a;
+}
 HEARTH_SIMD F add(F a, F b) {
   return _mm256_add_ps(a, b);
 }
@@ -84,9 +88,6 @@ HEARTH_SIMD F min(F a, F b) {
 }
 HEARTH_SIMD F abs(F a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
-}
-HEARTH_SIMD uint32_t negative(F a) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, zero(), _CMP_LT_OQ)));
 }
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
@@ -162,49 +163,65 @@ HEARTH_SIMD int32_t store_q8(const F v[4], int8_t* q, int32_t* offset) {
   return sum_i32(offsets);
 }
 
-using F8 = __m256;
-HEARTH_SIMD F8 zero8() {
-  return zero();
+using Four = __m128;
+HEARTH_SIMD Four zero_four() {
+  return _mm_setzero_ps();
 }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
-  return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c);
+HEARTH_SIMD void store_four(float* p, Four x) {
+  _mm_storeu_ps(p, x);
 }
-HEARTH_SIMD float sum8(F8 a) {
-  return sum(a);
-}
-HEARTH_SIMD void scales4(const uint8_t* block, int bytes, const float* d, float* out) {
+constexpr int kSpan = 1;
+using SpanScales = __m128;
+HEARTH_SIMD SpanScales load_scales(const uint8_t* const* rows, int, int) {
   uint64_t halves = 0;
-  for (int i = 3; i >= 0; --i) {
+  for (int r = 3; r >= 0; --r) {
     uint16_t h;
-    __builtin_memcpy(&h, block + i * bytes, sizeof h);
+    __builtin_memcpy(&h, rows[r], sizeof h);
     halves = halves << 16 | h;
   }
-  _mm_storeu_ps(out, _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(halves))), _mm_loadu_ps(d)));
+  return _mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(halves)));
 }
-struct BlockQ8 {
-  __m256i magnitude, w;
+struct SpanInput {
+  __m256i x, start;
 };
-HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) {
-  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-  return {_mm256_abs_epi8(w), w};
+HEARTH_SIMD __m256i load_i256(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 // maddubs adds two products in 16 bits with saturation: |w| <= 128 and |x| <= 127 give at most 2 * 128 * 127 = 32512.
-HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
-  const __m256i signed_x = _mm256_sign_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), b.w);
-  return _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(b.magnitude, signed_x), _mm256_set1_epi16(1)));
-}
-struct BlockQ4 {
-  __m256i w;  // w + 8, unsigned
+struct SpanQ8 {
+  __m256i w;
+  HEARTH_SIMD_MEMBER __m256i pairs(SpanInput x) const {  // |-128| = 128 as an unsigned byte
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x.x, w));
+  }
 };
-HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) {
+HEARTH_SIMD SpanQ8 load_q8_0(const uint8_t* q, const uint8_t*) {
+  return {load_i256(q)};
+}
+HEARTH_SIMD SpanInput load_input(SpanQ8, const int8_t* x, const int32_t*, int) {
+  return {load_i256(x), _mm256_setzero_si256()};
+}
+struct SpanQ4 {
+  __m256i w;  // w + 8, unsigned
+  HEARTH_SIMD_MEMBER __m256i pairs(SpanInput x) const { return _mm256_maddubs_epi16(w, x.x); }
+};
+HEARTH_SIMD SpanQ4 load_q4_0(const uint8_t* q, const uint8_t*) {
   const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
   const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
   return {_mm256_and_si256(both, _mm256_set1_epi8(15))};
 }
-HEARTH_SIMD F8 dot(BlockQ4 b, const int8_t* x, const int32_t* offset) {
-  const __m256i products = _mm256_maddubs_epi16(b.w, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(products, _mm256_set1_epi16(1)),
-                                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset))));
+HEARTH_SIMD SpanInput load_input(SpanQ4, const int8_t* x, const int32_t* offset, int) {
+  return {load_i256(x), load_i256(offset)};
+}
+template <typename Span>
+HEARTH_SIMD Four add_products(const Span* w, SpanInput x, SpanScales scales, const float* d, int, Four acc) {
+  __m256i p[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    p[r] = _mm256_add_epi32(_mm256_madd_epi16(w[r].pairs(x), _mm256_set1_epi16(1)), x.start);
+  }
+  const __m256i rows = _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
+  const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(rows), _mm256_extracti128_si256(rows, 1));
+  return _mm_fmadd_ps(_mm_cvtepi32_ps(sums), _mm_mul_ps(scales, _mm_set1_ps(d[0])), acc);
 }
 
 HEARTH_SIMD void transpose(F r[kW]) {

@@ -17,7 +17,7 @@ namespace {
 using F = __m512;
 constexpr int kW = 16;
 constexpr int kMr = 14;         // gemm_tile: 14 x 2 vectors of accumulators, of 32 registers
-constexpr int kRowsSmallT = 4;  // rows at once in products with several tokens
+constexpr int kTileRows = 4;    // rows at once in products with several tokens
 constexpr int kDotTokens = 64;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
@@ -62,6 +62,10 @@ HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) {
 HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+HEARTH_SIMD F keep(F a) {
+  asm("" : "+v"(a));
+  return a;
+}
 HEARTH_SIMD F add(F a, F b) {
   return _mm512_add_ps(a, b);
 }
@@ -85,9 +89,6 @@ HEARTH_SIMD F min(F a, F b) {
 }
 HEARTH_SIMD F abs(F a) {
   return _mm512_abs_ps(a);
-}
-HEARTH_SIMD uint32_t negative(F a) {
-  return _mm512_cmp_ps_mask(a, zero(), _CMP_LT_OQ);
 }
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
@@ -148,50 +149,80 @@ HEARTH_SIMD int32_t store_q8(const F v[2], int8_t* q, int32_t* offset) {
   return sum_i32(offsets);
 }
 
-// Eight partial sums of a block's products, as floats.
-using F8 = __m256;
-HEARTH_SIMD F8 zero8() {
-  return _mm256_setzero_ps();
+using Four = __m128;
+HEARTH_SIMD Four zero_four() {
+  return _mm_setzero_ps();
 }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
-  return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c);
+HEARTH_SIMD void store_four(float* p, Four x) {
+  _mm_storeu_ps(p, x);
 }
-HEARTH_SIMD float sum8(F8 a) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+// Two blocks at a time, in the halves of a register; an odd one is paired with zeros.
+constexpr int kSpan = 2;
+using SpanScales = __m256;
+HEARTH_SIMD SpanScales load_scales(const uint8_t* const* rows, int bytes, int span) {
+  const auto four = [=](int at) __attribute__((always_inline)) {
+    uint64_t halves = 0;
+    for (int r = 3; r >= 0; --r) {
+      uint16_t h;
+      __builtin_memcpy(&h, rows[r] + at, sizeof h);
+      halves = halves << 16 | h;
+    }
+    return static_cast<int64_t>(halves);
+  };
+  return _mm256_cvtph_ps(_mm_set_epi64x(span == kSpan ? four(bytes) : 0, four(0)));
 }
-HEARTH_SIMD void scales4(const uint8_t* block, int bytes, const float* d, float* out) {
-  uint64_t halves = 0;
-  for (int i = 3; i >= 0; --i) {
-    uint16_t h;
-    __builtin_memcpy(&h, block + i * bytes, sizeof h);
-    halves = halves << 16 | h;
-  }
-  _mm_storeu_ps(out, _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(halves))), _mm_loadu_ps(d)));
-}
-struct BlockQ8 {
-  __m256i magnitude, w;
+struct SpanInput {
+  __m512i x, start;  // `start`: less what the unsigned form of the weights has too much
 };
-HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) {
-  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-  return {_mm256_abs_epi8(w), w};  // |-128| = 128 as an unsigned byte
+HEARTH_SIMD __mmask16 lanes_of(int span) {
+  return span == kSpan ? 0xFFFF : 0x00FF;
 }
-HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
-  const __m256i signed_x = _mm256_sign_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), b.w);
-  return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_setzero_si256(), b.magnitude, signed_x));
-}
-struct BlockQ4 {
-  __m256i w;  // w + 8, unsigned
+struct SpanQ8 {
+  __m512i w;  // w + 128, unsigned
 };
-HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) {
-  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
-  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
-  return {_mm256_and_si256(both, _mm256_set1_epi8(15))};
+HEARTH_SIMD SpanQ8 load_q8_0(const uint8_t* first, const uint8_t* second) {
+  const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+  const __m512i both = _mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)), 1);
+  return {_mm512_xor_si512(both, _mm512_set1_epi8(-128))};
 }
-HEARTH_SIMD F8 dot(BlockQ4 b, const int8_t* x, const int32_t* offset) {
-  return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset)), b.w,
-                                                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))));
+HEARTH_SIMD SpanInput load_input(SpanQ8, const int8_t* x, const int32_t* offset, int span) {
+  const __mmask16 lanes = lanes_of(span);
+  return {_mm512_maskz_loadu_epi32(lanes, x), _mm512_slli_epi32(_mm512_maskz_loadu_epi32(lanes, offset), 4)};
+}
+struct SpanQ4 {
+  __m512i w;  // w + 8, unsigned
+};
+HEARTH_SIMD SpanQ4 load_q4_0(const uint8_t* first, const uint8_t* second) {
+  const __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(first)));
+  const __m512i both =
+      _mm512_mask_broadcast_i32x4(low, 0xFF00, _mm_loadu_si128(reinterpret_cast<const __m128i*>(second)));
+  const __m512i shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+  return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
+}
+HEARTH_SIMD SpanInput load_input(SpanQ4, const int8_t* x, const int32_t* offset, int span) {
+  const __mmask16 lanes = lanes_of(span);
+  return {_mm512_maskz_loadu_epi32(lanes, x), _mm512_maskz_loadu_epi32(lanes, offset)};
+}
+template <typename Span>
+HEARTH_SIMD Four add_products(const Span* w, SpanInput x, SpanScales scales, const float* d, int span, Four acc) {
+  __m512i p[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) p[r] = _mm512_dpbusd_epi32(x.start, w[r].w, x.x);
+  const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+  const __m512i low = add(_mm512_unpacklo_epi32(p[0], p[1]), _mm512_unpackhi_epi32(p[0], p[1]));
+  const __m512i high = add(_mm512_unpacklo_epi32(p[2], p[3]), _mm512_unpackhi_epi32(p[2], p[3]));
+  const __m512i rows = add(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+  // Each quarter has partial sums of the four rows, each half those of a block.
+  const __m512i sums = add(rows, _mm512_shuffle_i32x4(rows, rows, 0xB1));
+  const __m256 products = _mm256_cvtepi32_ps(_mm512_castsi512_si256(_mm512_shuffle_i32x4(sums, sums, 0xD8)));
+  const auto block = [=](int i) __attribute__((always_inline)) {
+    return i == 0 ? _mm256_castps256_ps128(products) : _mm256_extractf128_ps(products, 1);
+  };
+  const Four first = _mm_mul_ps(_mm256_castps256_ps128(scales), _mm_set1_ps(d[0]));
+  acc = _mm_fmadd_ps(block(0), first, acc);
+  if (span < kSpan) return acc;
+  const Four second = _mm_mul_ps(_mm256_extractf128_ps(scales, 1), _mm_set1_ps(d[1]));
+  return _mm_fmadd_ps(block(1), second, acc);
 }
 
 // Rows become columns: r[i][j] <-> r[j][i].

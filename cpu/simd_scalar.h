@@ -9,10 +9,10 @@ namespace {
 struct F {
   float v[4];
 };
-constexpr int kW = 4;           // floats in a vector
-constexpr int kMr = 4;          // tokens of gemm_tile
-constexpr int kRowsSmallT = 2;  // rows at once in products with several tokens
-constexpr int kDotTokens = 8;   // Kernels::dot_tokens
+constexpr int kW = 4;          // floats in a vector
+constexpr int kMr = 4;         // tokens of gemm_tile
+constexpr int kTileRows = 2;   // rows at once in products with several tokens
+constexpr int kDotTokens = 8;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
 #define HEARTH_SIMD static HEARTH_SIMD_MEMBER
@@ -57,6 +57,10 @@ HEARTH_SIMD F load_bf16_n(const uint16_t* p, int n) {
 HEARTH_SIMD void store_f16_n(uint16_t* p, F x, int n) {
   for (int i = 0; i < n; ++i) p[i] = hearth::f32_to_f16(x.v[i]);
 }
+// x, in a register: compilers read memory once for every use of what they have loaded.
+HEARTH_SIMD F keep(F x) {
+  return x;
+}
 HEARTH_SIMD F add(F a, F b) {
   return each([=](int i) { return a.v[i] + b.v[i]; });
 }
@@ -80,12 +84,6 @@ HEARTH_SIMD F min(F a, F b) {
 }
 HEARTH_SIMD F abs(F a) {
   return each([=](int i) { return __builtin_fabsf(a.v[i]); });
-}
-// Bit i is set where element i is below zero.
-HEARTH_SIMD uint32_t negative(F a) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kW; ++i) bits |= static_cast<uint32_t>(a.v[i] < 0.0f) << i;
-  return bits;
 }
 HEARTH_SIMD F if_greater(F a, F b, F yes, F no) {
   return each([=](int i) { return a.v[i] > b.v[i] ? yes.v[i] : no.v[i]; });
@@ -152,46 +150,61 @@ HEARTH_SIMD int32_t store_q8(const F v[8], int8_t* q, int32_t* offset) {
   return total;
 }
 
-// The sum of a block's products, exact, in one or more float lanes.
-using F8 = float;
-HEARTH_SIMD F8 zero8() {
-  return 0;
+// Four sums, one for each of four rows.
+using Four = F;
+HEARTH_SIMD Four zero_four() {
+  return zero();
 }
-HEARTH_SIMD F8 fma8(F8 a, float b, F8 c) {
-  return a * b + c;
+HEARTH_SIMD void store_four(float* p, Four x) {
+  store(p, x);
 }
-HEARTH_SIMD float sum8(F8 a) {
-  return a;
-}
-// out[i] = d[i] * the f16 at block + i * bytes, i < 4.
-HEARTH_SIMD void scales4(const uint8_t* block, int bytes, const float* d, float* out) {
-  for (int i = 0; i < 4; ++i) {
+// Of four quantised rows, kSpan blocks are multiplied at once: their scales, where the blocks have so many bytes.
+constexpr int kSpan = 1;
+using SpanScales = F;
+HEARTH_SIMD SpanScales load_scales(const uint8_t* const* rows, int /*bytes*/, int /*span*/) {
+  return each([=](int r) {
     uint16_t h;
-    __builtin_memcpy(&h, block + i * bytes, sizeof h);
-    out[i] = hearth::f16_to_f32(h) * d[i];
+    __builtin_memcpy(&h, rows[r], sizeof h);
+    return hearth::f16_to_f32(h);
+  });
+}
+struct SpanInput {
+  const int8_t* x;
+};
+// A span of weights: the quants of up to kSpan blocks, `second` being `first` where the span is one block.
+struct SpanQ8 {
+  const uint8_t* q;
+  HEARTH_SIMD_MEMBER int32_t dot(SpanInput x) const {
+    int32_t s = 0;
+    for (int j = 0; j < 32; ++j) s += static_cast<int8_t>(q[j]) * x.x[j];
+    return s;
   }
-}
-struct BlockQ8 {
-  const uint8_t* q;
 };
-HEARTH_SIMD BlockQ8 load_q8_0(const uint8_t* q) {
-  return {q};
+HEARTH_SIMD SpanQ8 load_q8_0(const uint8_t* first, const uint8_t* /*second*/) {
+  return {first};
 }
-HEARTH_SIMD F8 dot(BlockQ8 b, const int8_t* x, const int32_t*) {
-  int32_t s = 0;
-  for (int i = 0; i < 32; ++i) s += static_cast<int8_t>(b.q[i]) * x[i];
-  return static_cast<float>(s);
+// As many blocks of the input, whose form depends on the weights' type.
+HEARTH_SIMD SpanInput load_input(SpanQ8, const int8_t* x, const int32_t* /*offset*/, int /*span*/) {
+  return {x};
 }
-struct BlockQ4 {
+struct SpanQ4 {
   const uint8_t* q;
+  HEARTH_SIMD_MEMBER int32_t dot(SpanInput x) const {
+    int32_t s = 0;
+    for (int j = 0; j < 16; ++j) s += ((q[j] & 15) - 8) * x.x[j] + ((q[j] >> 4) - 8) * x.x[j + 16];
+    return s;
+  }
 };
-HEARTH_SIMD BlockQ4 load_q4_0(const uint8_t* q) {
-  return {q};
+HEARTH_SIMD SpanQ4 load_q4_0(const uint8_t* first, const uint8_t* /*second*/) {
+  return {first};
 }
-HEARTH_SIMD F8 dot(BlockQ4 b, const int8_t* x, const int32_t*) {
-  int32_t s = 0;
-  for (int i = 0; i < 16; ++i) s += ((b.q[i] & 15) - 8) * x[i] + ((b.q[i] >> 4) - 8) * x[i + 16];
-  return static_cast<float>(s);
+HEARTH_SIMD SpanInput load_input(SpanQ4, const int8_t* x, const int32_t* /*offset*/, int /*span*/) {
+  return {x};
+}
+// acc[r] + (w[r] x) scales[r] d, block after block. A block's integer sum is exact.
+template <typename Span>
+HEARTH_SIMD Four add_products(const Span* w, SpanInput x, SpanScales scales, const float* d, int /*span*/, Four acc) {
+  return each([&](int r) { return static_cast<float>(w[r].dot(x)) * (scales.v[r] * d[0]) + acc.v[r]; });
 }
 
 // Rows become columns.

@@ -7,10 +7,9 @@
 
 namespace hearth::cpu {
 
-// Products. Tokens that dot products take at once stay in the nearest caches.
-constexpr int64_t kSmallT = 8;
-// From so many tokens on, packing quantised weights pays (where there are integer kernels).
-constexpr int64_t kInt8Tokens = 7;
+static_assert(cpu::kFewTokens == hearth::kFewTokens);  // kernels.h includes nothing of the project
+
+// Products.
 // Weights of a piece for one token: many for every thread, because a core's share of the bandwidth varies and the
 // slowest is waited for; but each piece begins with rows that nobody has asked for. Matrices of 12288 and 4096 rows of
 // 8 KiB in memory, beyond the caches, are read by 16 threads at 133 and 123 GB/s in pieces of 512 and 262 KiB, at 118
@@ -45,6 +44,8 @@ constexpr double kLearningRate = 0.05;
 constexpr int64_t kLearntRows = 4;
 constexpr int64_t kSelectPieces = 4;
 constexpr int64_t kSelectRows = 64;
+// With several tokens, neurons of a block, whose rows stay in a core's second-level cache.
+constexpr int64_t kFewRows = 32;
 // Partial sums of the down projection, which the threads share out by columns. With one there is nothing to add up, but
 // 16 threads read rows in parts of 512 bytes; with many, each thread reads long parts, but the sums travel between
 // cores. A list of 130 rows of 8 KiB on 14 threads, and a round for their sums: 12.3 us with 2, 13 with 1, 16.5 with 8;
@@ -52,17 +53,13 @@ constexpr int64_t kSelectRows = 64;
 // than what two lanes gain.
 constexpr int64_t kSparseLanes = 2;
 constexpr int64_t kOneLaneNeurons = 256;
-static_assert(kSparseLanes <= kLanes);
+static_assert(kSparseLanes <= kLanes && kSparseLanes <= 2);
 constexpr int64_t sparse_lanes(int64_t n) {
   return n <= kOneLaneNeurons ? 1 : kSparseLanes;
 }
 
-// Sign bits of a predictor: neurons of one piece.
-constexpr int64_t kSignRows = 128;
-
-// Attention: positions that one piece of a decode step attends to; in a prefill, positions multiplied at a time, and
-// gemm tiles of queries (tokens times the heads that share keys) in one piece.
-constexpr int64_t kContextPiece = 256;
+// Attention in a prefill: positions multiplied at a time, and gemm tiles of queries (tokens times the heads that share
+// keys) in one piece.
 constexpr int64_t kKeyBlock = 64;
 constexpr int64_t kQueryTiles = 8;
 

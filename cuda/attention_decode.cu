@@ -2,31 +2,25 @@
 // key and value is read once for all query heads that share it. The block that finishes a head last merges its pieces.
 //
 // A lane has 8 dimensions of a head; kLanes lanes share a key. Each such group walks its keys with its own online
-// softmax (Milakov and Gimelshein 2018) in base 2; groups, warps and blocks are merged at the end, always in the same
-// order.
+// softmax; groups, warps and blocks are merged at the end, always in the same order. A token's pieces depend on its own
+// context alone, so that its result has the same bits whatever the other tokens are.
 //
-// The rotary embedding of a single token can be done on the way: each block rotates its own query heads, and the block
-// that has the newest key rotates that.
-#include <cuda_fp16.h>
-
+// The norm and the rotary embedding of a single token are done on the way: each block rotates its own query heads, and
+// the block that has the newest key rotates that.
+#include "cuda/attention.cuh"
 #include "cuda/copy_async.cuh"
 #include "cuda/exchange.cuh"
-#include "cuda/format.cuh"
-#include "cuda/kernels.cuh"
 #include "cuda/rope.cuh"
+#include "cuda/running_softmax.cuh"
 
 namespace hearth::cuda {
 namespace {
 
-constexpr int kDims = 8;         // a lane's, one 16-byte load
-constexpr int kBatch = 4;        // keys in flight per group
-constexpr float kNone = -1e30f;  // below every score; finite, so that differences stay numbers
-
 struct DecodeArgs {
   AttentionArgs a;
-  RopeKvArgs rope;  // of the one token, to be done on the way; rope.q null: q is rotated and the cache complete
-  int group;        // query heads of a kv head
-  int n_blocks_q;   // blocks that share a kv head's query heads
+  bool rotates;    // q and k are raw and the cache lacks the one token; otherwise rope_kv() has run
+  int group;       // query heads of a kv head
+  int n_blocks_q;  // blocks that share a kv head's query heads
   int max_splits;
   float* acc;          // [T][n_head][max_splits][head_dim], not normalised
   float2* max_sum;     // [T][n_head][max_splits]
@@ -34,90 +28,7 @@ struct DecodeArgs {
   Act out;             // [T][n_head][head_dim]; q8 only when heads are whole blocks of 32
 };
 
-__device__ __forceinline__ void unpack(const uint4& v, float* out) {
-  const unsigned words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 f = half2_bits_to_float2(words[i]);
-    out[2 * i] = f.x, out[2 * i + 1] = f.y;
-  }
-}
-
-// One group's running softmax over the keys it has seen, for kHeads query heads.
-template <int kLanes, int kHeads>
-struct Running {
-  float m[kHeads], sum[kHeads], acc[kHeads][kDims];
-
-  __device__ __forceinline__ Running() {
-#pragma unroll
-    for (int g = 0; g < kHeads; ++g) {
-      m[g] = kNone, sum[g] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kDims; ++i) acc[g][i] = 0.0f;
-    }
-  }
-  // n keys (the first n of kBatch) with their values.
-  __device__ __forceinline__ void add(const float (&q)[kHeads][kDims], const uint4 (&k)[kBatch],
-                                      const uint4 (&v)[kBatch], int n) {
-    float s[kBatch][kHeads];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      float key[kDims];
-      unpack(k[b], key);
-#pragma unroll
-      for (int g = 0; g < kHeads; ++g) {
-        float dot = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kDims; ++i) dot = fmaf(q[g][i], key[i], dot);
-        s[b][g] = group_sum<kLanes>(dot);
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < kHeads; ++g) {
-      float top = m[g];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) top = b < n ? fmaxf(top, s[b][g]) : top;
-      const float scale = exp2f(m[g] - top);
-      m[g] = top, sum[g] *= scale;
-#pragma unroll
-      for (int i = 0; i < kDims; ++i) acc[g][i] *= scale;
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        s[b][g] = b < n ? exp2f(s[b][g] - top) : 0.0f;
-        sum[g] += s[b][g];
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      float value[kDims];
-      unpack(v[b], value);
-#pragma unroll
-      for (int g = 0; g < kHeads; ++g) {
-#pragma unroll
-        for (int i = 0; i < kDims; ++i) acc[g][i] = fmaf(s[b][g], value[i], acc[g][i]);
-      }
-    }
-  }
-  // Merges the groups of the warp: all end with the same state.
-  __device__ __forceinline__ void merge_warp() {
-#pragma unroll
-    for (int offset = kLanes; offset < kWarp; offset *= 2) {
-#pragma unroll
-      for (int g = 0; g < kHeads; ++g) {
-        const float other = __shfl_xor_sync(kAllLanes, m[g], offset), top = fmaxf(m[g], other);
-        const float scale = exp2f(m[g] - top);
-        m[g] = top, sum[g] *= scale;
-        sum[g] += __shfl_xor_sync(kAllLanes, sum[g], offset);
-#pragma unroll
-        for (int i = 0; i < kDims; ++i) {
-          acc[g][i] *= scale;
-          acc[g][i] += __shfl_xor_sync(kAllLanes, acc[g][i], offset);
-        }
-      }
-    }
-  }
-};
-
+constexpr int kMostHeads = 8;  // query heads of a block
 // Warps of a block: as many as registers allow, so that a short context is one block's work.
 template <int kHeads>
 constexpr int kWarps = kHeads <= 2 ? 16 : 32 / kHeads;
@@ -165,8 +76,8 @@ __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n
   }
 }
 
-// The rotated query heads of a block and the key and value of the new token, when the attention does the rotary
-// embedding on the way. Called by the whole block, with barriers between.
+// The rotated query heads of a block and the key and value of the one token, where they are rotated on the way. Called
+// by the whole block, with barriers between.
 template <int kLanes, int kHeads>
 struct NewToken {
   float2 rotation[kLanes * kDims / 2];
@@ -175,7 +86,7 @@ struct NewToken {
 
   // Asks for query heads [first, first + n_heads), and for the key and the value of kv_head; the latter comes into
   // value [head_dim], shared memory, too.
-  __device__ __forceinline__ void request(const RopeKvArgs& a, int64_t first, int n_heads, int64_t kv_head,
+  __device__ __forceinline__ void request(const AttentionArgs& a, int64_t first, int n_heads, int64_t kv_head,
                                           float* value) {
     const int quads = static_cast<int>(a.head_dim) / 4;
     for (int i = threadIdx.x; i < (kHeads + 2) * quads; i += blockDim.x) {
@@ -189,12 +100,12 @@ struct NewToken {
     end_copy_group();
   }
 
-  __device__ __forceinline__ void find_rotations(const RopeKvArgs& a, int pos) {
+  __device__ __forceinline__ void find_rotations(const AttentionArgs& a, int pos) {
     if (a.rope == RopeKind::none) return;
     for (int pair = threadIdx.x; pair < a.n_rot / 2; pair += blockDim.x) rotation[pair] = cuda::rotation(a, pair, pos);
   }
   // The query heads, and with has_key the new key and value, when they have arrived.
-  __device__ __forceinline__ void rotate(const RopeKvArgs& a, int n_heads, bool has_key, const float* value) {
+  __device__ __forceinline__ void rotate(const AttentionArgs& a, int n_heads, bool has_key, const float* value) {
     const int lane = threadIdx.x % kWarp, n = static_cast<int>(a.head_dim);
     for (int h = threadIdx.x / kWarp; h <= kHeads; h += static_cast<int>(blockDim.x) / kWarp) {
       const bool is_key = h == kHeads;
@@ -213,102 +124,143 @@ struct NewToken {
 // Keys and values in flight: a lane's dimensions of kBatch keys.
 struct KvBatch {
   uint4 k[kBatch], v[kBatch];
-  int count;
 };
 
-// What a block has to do. Grid: (splits, n_head_kv * n_blocks_q, T).
+// A block's part of the work: whole pages of a token's context, except where that begins or ends inside one. Grid:
+// (splits, n_head_kv * n_blocks_q, T).
 template <int kLanes, int kHeads>
 struct Piece {
   static constexpr int kThreads = kWarps<kHeads> * kWarp;
   static constexpr int kGroups = kThreads / kLanes;  // keys that the block handles at once
+  static constexpr int kStep = kGroups * kBatch;     // keys in flight
+  static constexpr int kStepPages = kStep > kPage ? kStep / kPage : 1;
+  static_assert(kPage % kGroups == 0 && (kStep % kPage == 0 || kPage % kStep == 0));
+  struct Pages {
+    int id[kStepPages];
+  };
 
   const DecodeArgs& d;
-  int64_t t, kv_head, head;  // head: the first of n_heads query heads
+  int t, kv_head, head;  // head: the first of n_heads query heads
   int n_heads;
-  int pos, splits;        // of the token; pieces of its context
-  int first, last;        // keys
-  bool rotates, has_pos;  // does the rotary embedding; has the newest key
-  int key_in_step, dim;   // of the thread
+  int pos, splits;       // of the token; pieces of its context
+  int base, from, last;  // keys [from, last); steps count from base, at or before from
+  int cached;            // from here on they are not in the cache yet
+  int key_in_step, dim;  // of the thread
   bool has_dims;
 
   __device__ __forceinline__ explicit Piece(const DecodeArgs& args) : d(args) {
-    t = blockIdx.z, kv_head = blockIdx.y / d.n_blocks_q;
-    const int head_in_group = static_cast<int>(blockIdx.y) % d.n_blocks_q * kHeads;
-    head = kv_head * d.group + head_in_group, n_heads = min(kHeads, d.group - head_in_group);
-    rotates = d.rope.q != nullptr;
+    t = static_cast<int>(blockIdx.z), kv_head = static_cast<int>(blockIdx.y);
+    if constexpr (kHeads < kMostHeads) {  // a block has all query heads of a kv head
+      head = kv_head * d.group, n_heads = kHeads <= 2 ? kHeads : d.group;
+    } else {
+      const int head_in_group = kv_head % d.n_blocks_q * kHeads;
+      kv_head /= d.n_blocks_q;
+      head = kv_head * d.group + head_in_group, n_heads = min(kHeads, d.group - head_in_group);
+    }
     key_in_step = static_cast<int>(threadIdx.x) / kLanes, dim = static_cast<int>(threadIdx.x) % kLanes * kDims;
     has_dims = dim < d.a.head_dim;
   }
   // The token is at position `at`.
   __device__ __forceinline__ void place(int at) {
-    const int begin = d.a.window > 0 ? max(0, at + 1 - static_cast<int>(d.a.window)) : 0, n = at + 1 - begin;
-    const int keys = static_cast<int>(attention_split_keys(n, d.max_splits));
-    pos = at, splits = (n + keys - 1) / keys;
-    first = begin + static_cast<int>(blockIdx.x) * keys, last = min(first + keys, at + 1);
-    has_pos = first < last && last > pos;
+    const int begin = d.a.window > 0 ? max(0, at + 1 - static_cast<int>(d.a.window)) : 0;
+    const int n_pages = page_index(at) + 1 - page_index(begin);
+    const int pages = static_cast<int>(attention_split_pages(n_pages, d.max_splits));
+    pos = at, splits = (n_pages + pages - 1) / pages;
+    const int page = page_index(begin) + static_cast<int>(blockIdx.x) * pages;
+    from = max(page * kPage, begin), last = min((page + pages) * kPage, at + 1);
+    base = kStep < kPage ? from / kStep * kStep : page * kPage;
+    cached = d.rotates ? min(last, at) : last;
   }
-  __device__ __forceinline__ int key(int base, int b) const { return base + key_in_step + b * kGroups; }
+  __device__ __forceinline__ bool has_keys() const { return from < last; }
+  __device__ __forceinline__ bool has_pos() const { return has_keys() && last > pos; }
+  // The pages of the step at `step`, of the sequence in row `slot` of the table; past the token's own page that page.
+  // Not negative, also where slot and position are guessed and nothing uses that entry.
+  __device__ __forceinline__ Pages read_pages(int slot, int step) const {
+    Pages pages;
+#pragma unroll
+    for (int i = 0; i < kStepPages; ++i) {
+      const int index = min(page_index(step) + i, page_index(last - 1));
+      pages.id[i] = max(0, __ldcg(page_table(d.a.rows, slot) + index));
+    }
+    return pages;
+  }
+  __device__ __forceinline__ int key(int step, int b) const {
+    return step + key_in_step + b * kGroups;
+  }
 
   // The first keys and values come into L2 while the kernel before still runs. Only that: they may be written yet.
-  __device__ __forceinline__ void prefetch() const {
-    constexpr int kBytes = 2048;
-    const int64_t at = (kv_head * d.a.n_ctx + first) * d.a.head_dim;
-    const int n = min(last - first, kGroups * kBatch) * static_cast<int>(d.a.head_dim * sizeof(f16_t));
-    for (int i = static_cast<int>(threadIdx.x) * kBytes; i < n; i += kThreads * kBytes) {
-      prefetch_l2(reinterpret_cast<const std::byte*>(d.a.k_cache + at) + i, min(kBytes, n - i));
-      prefetch_l2(reinterpret_cast<const std::byte*>(d.a.v_cache + at) + i, min(kBytes, n - i));
-    }
+  __device__ __forceinline__ void prefetch(const Pages& pages) const {
+    constexpr int kKeys = 8;  // of a thread
+    static_assert(kStep / kKeys <= kThreads && kPage % kKeys == 0);
+    const int offset = static_cast<int>(threadIdx.x) * kKeys;
+    const int begin = max(from, base + offset), end = min(last, base + min(offset + kKeys, kStep));
+    if (begin >= end) return;
+    int page = pages.id[0];
+#pragma unroll
+    for (int i = 1; i < kStepPages; ++i) page = offset / kPage == i ? pages.id[i] : page;
+    const int64_t at = cache_offset(d.a, page, kv_head, begin);
+    const int bytes = (end - begin) * static_cast<int>(d.a.head_dim * sizeof(f16_t));
+    prefetch_l2(d.a.cache.k + at, bytes), prefetch_l2(d.a.cache.v + at, bytes);
   }
-  __device__ __forceinline__ void load(KvBatch& batch, int base) const {
-    batch.count = 0;
+  // Asks for the keys and values of the step at `step` that are in the cache.
+  __device__ __forceinline__ void load(KvBatch& batch, int step, const Pages& pages) const {
+    const bool is_whole = step >= from && step + kStep <= cached;
+    const int64_t own = kv_head * kPage * d.a.head_dim + (has_dims ? dim : 0);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      batch.k[b] = batch.v[b] = make_uint4(0, 0, 0, 0);
-      if (key(base, b) < last) batch.count = b + 1;
-      if (key(base, b) >= last || !has_dims || (rotates && key(base, b) == pos)) continue;
-      const int64_t at = (kv_head * d.a.n_ctx + key(base, b)) * d.a.head_dim + dim;
-      batch.k[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.k_cache + at));
-      batch.v[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.v_cache + at));
+      const int in_page = static_cast<int>(static_cast<unsigned>(key(step, b)) % kPage);
+      const int64_t at = pages.id[b * kGroups / kPage] * d.a.cache.stride + own + in_page * d.a.head_dim;
+      if (!is_whole) {
+        batch.k[b] = batch.v[b] = make_uint4(0, 0, 0, 0);
+        if (key(step, b) < from || key(step, b) >= cached) continue;
+      }
+      batch.k[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.cache.k + at));
+      batch.v[b] = __ldcg(reinterpret_cast<const uint4*>(d.a.cache.v + at));
     }
   }
   // Puts the newest key and value where load() left them out.
-  __device__ __forceinline__ void insert(KvBatch& batch, int base, const NewToken<kLanes, kHeads>& token) const {
-    if (!rotates || !has_pos || !has_dims) return;
+  __device__ __forceinline__ void insert(KvBatch& batch, int step, const NewToken<kLanes, kHeads>& token) const {
+    if (cached == last || step + kStep <= cached) return;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (key(base, b) != pos) continue;
+      if (key(step, b) != cached || !has_dims) continue;
       batch.k[b] = *reinterpret_cast<const uint4*>(&token.k[dim]);
       batch.v[b] = *reinterpret_cast<const uint4*>(&token.v[dim]);
     }
+  }
+  // Bit b: the thread's key b of a step is one of the piece's.
+  __device__ __forceinline__ unsigned mask(int step) const {
+    constexpr unsigned kAll = (1u << kBatch) - 1;
+    if (step >= from && step + kStep <= last) return kAll;
+    unsigned bits = 0;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) bits |= key(step, b) >= from && key(step, b) < last ? 1u << b : 0;
+    return bits;
   }
   // The thread's dimensions of the query heads, scaled for a softmax in base 2.
   __device__ __forceinline__ void load_q(const NewToken<kLanes, kHeads>& token, float (&q)[kHeads][kDims]) const {
     const float scale = d.a.scale * 1.44269504f;
 #pragma unroll
     for (int g = 0; g < kHeads; ++g) {
-      const float* from = d.a.q + t * d.a.q_stride + (head + g) * d.a.head_dim + dim;
+      const float* from = d.a.q + (t * d.a.n_head + head + g) * d.a.head_dim + dim;
 #pragma unroll
       for (int i = 0; i < kDims; i += 4) {
         float4 v = make_float4(0, 0, 0, 0);
         if (has_dims && g < n_heads) {
-          v = rotates ? *reinterpret_cast<const float4*>(&token.head[g][dim + i])
-                      : __ldcg(reinterpret_cast<const float4*>(from + i));
+          v = d.rotates ? *reinterpret_cast<const float4*>(&token.head[g][dim + i])
+                        : __ldcg(reinterpret_cast<const float4*>(from + i));
         }
         q[g][i] = v.x * scale, q[g][i + 1] = v.y * scale, q[g][i + 2] = v.z * scale, q[g][i + 3] = v.w * scale;
       }
     }
   }
   __device__ __forceinline__ void store_kv(const NewToken<kLanes, kHeads>& token) const {
-    const int64_t at = (kv_head * d.a.n_ctx + pos) * d.a.head_dim;
     for (int i = static_cast<int>(threadIdx.x) * kDims; i < d.a.head_dim; i += kThreads * kDims) {
-      *reinterpret_cast<uint4*>(d.rope.k_cache + at + i) = *reinterpret_cast<const uint4*>(&token.k[i]);
-      *reinterpret_cast<uint4*>(d.rope.v_cache + at + i) = *reinterpret_cast<const uint4*>(&token.v[i]);
+      const int newest = __ldcg(page_table(d.a.rows, __ldcg(d.a.rows.slot + t)) + page_index(pos));
+      const int64_t at = cache_offset(d.a, newest, kv_head, pos) + i;
+      *reinterpret_cast<uint4*>(d.a.cache.k + at) = *reinterpret_cast<const uint4*>(&token.k[i]);
+      *reinterpret_cast<uint4*>(d.a.cache.v + at) = *reinterpret_cast<const uint4*>(&token.v[i]);
     }
-  }
-  // q is rotated in place, by the block that is the last to need it.
-  __device__ __forceinline__ void store_q(const NewToken<kLanes, kHeads>& token) const {
-    const int n = static_cast<int>(d.a.head_dim);
-    for (int i = threadIdx.x; i < n_heads * n; i += kThreads) d.rope.q[head * n + i] = token.head[i / n][i % n];
   }
 };
 
@@ -369,51 +321,59 @@ template <int kLanes, int kHeads>
 __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
     decode_kernel(const __grid_constant__ DecodeArgs d) {
   using Work = Piece<kLanes, kHeads>;
-  constexpr int kStep = Work::kGroups * kBatch;
   __shared__ WarpStates<kLanes, kHeads> states;
   float* const new_value = states.acc[0][0];  // not needed before the first warp is done
   __shared__ NewToken<kLanes, kHeads> token;
+  const BatchRows& rows = d.a.rows;
   grid_trigger();
   Work p(d);
-  // A guess, as good as certain: the position is there already unless it was uploaded just now.
-  p.place(max(0, min(__ldcg(d.a.pos + p.t), static_cast<int>(d.a.n_ctx) - 1)));
-  if (p.rotates) token.find_rotations(d.rope, p.pos);
-  p.prefetch();
+  // A guess, as good as certain: position, slot and pages are there already unless they were uploaded just now.
+  const int most = static_cast<int>(rows.pages_stride) * kPage - 1, guess = max(0, __ldcg(rows.slot + p.t));
+  p.place(max(0, min(__ldcg(rows.pos + p.t), most)));
+  typename Work::Pages pages = p.read_pages(guess, p.base);
+  if (d.rotates) token.find_rotations(d.a, p.pos);
+  p.prefetch(pages);
   grid_wait();
-  const int pos = __ldcg(d.a.pos + p.t);
-  if (p.rotates) token.request(d.rope, p.head, p.n_heads, p.kv_head, new_value);
+  const int pos = __ldcg(rows.pos + p.t), slot = __ldcg(rows.slot + p.t);
+  const typename Work::Pages pages_now = p.read_pages(guess, p.base);
+  if (d.rotates) token.request(d.a, p.head, p.n_heads, p.kv_head, new_value);
   KvBatch batch;
-  p.load(batch, p.first);
+  p.load(batch, p.base, pages);
   wait_copy_groups<0>();
-  if (pos != p.pos) {
+  bool is_wrong = pos != p.pos || slot != guess;
+#pragma unroll
+  for (int i = 0; i < Work::kStepPages; ++i) is_wrong = is_wrong || pages_now.id[i] != pages.id[i];
+  if (is_wrong) {
     p.place(pos);
-    if (p.rotates) token.find_rotations(d.rope, pos);
-    p.load(batch, p.first);
+    if (d.rotates) token.find_rotations(d.a, pos);
+    p.load(batch, p.base, p.read_pages(slot, p.base));
   }
-  if (p.first >= p.last) return;
-  if (p.rotates) {
+  if (!p.has_keys()) return;
+  pages = p.read_pages(slot, p.base + Work::kStep);
+  if (d.rotates) {
     __syncthreads();
-    token.rotate(d.rope, p.n_heads, p.has_pos, new_value);
+    token.rotate(d.a, p.n_heads, p.has_pos(), new_value);
     __syncthreads();
-    if (p.has_pos && p.head == p.kv_head * d.group) p.store_kv(token);
+    if (p.has_pos() && p.head == p.kv_head * d.group) p.store_kv(token);
   }
   float q[kHeads][kDims];
   p.load_q(token, q);
   Running<kLanes, kHeads> state;
-  for (int base = p.first; base < p.last; base += kStep) {
-    p.insert(batch, base, token);
-    state.add(q, batch.k, batch.v, batch.count);
-    if (base + kStep < p.last) p.load(batch, base + kStep);
+  for (int step = p.base; step < p.last; step += Work::kStep) {
+    p.insert(batch, step, token);
+    state.add(q, batch.k, batch.v, p.mask(step));
+    const int next = step + Work::kStep;
+    if (next >= p.last) break;
+    p.load(batch, next, pages);
+    pages = p.read_pages(slot, next + Work::kStep);  // one step ahead
   }
   state.merge_warp();
   states.store(state);
   __syncthreads();
   states.merge(p);
-  if (p.splits > 1) {
-    if (!is_last(d, p.t, p.splits)) return;
+  if (p.splits > 1 && is_last(d, p.t, p.splits)) {
     merge_pieces<Work::kThreads, kHeads>(d, p.t, p.head, p.n_heads, p.splits);
   }
-  if (p.rotates) p.store_q(token);
 }
 
 using DecodeKernel = void (*)(DecodeArgs);
@@ -427,7 +387,7 @@ Variant choose_variant(int64_t group) {
   if (group == 1) return {decode_kernel<kLanes, 1>, 1, kWarps<1> * kWarp};
   if (group == 2) return {decode_kernel<kLanes, 2>, 2, kWarps<2> * kWarp};
   if (group <= 4) return {decode_kernel<kLanes, 4>, 4, kWarps<4> * kWarp};
-  return {decode_kernel<kLanes, 8>, 8, kWarps<8> * kWarp};
+  return {decode_kernel<kLanes, kMostHeads>, kMostHeads, kWarps<kMostHeads> * kWarp};
 }
 Variant choose_variant(int64_t group, int64_t head_dim) {
   if (head_dim <= 32) return choose_variant<4>(group);
@@ -454,18 +414,16 @@ AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_hea
           static_cast<size_t>(max_tokens * n_head) * sizeof(unsigned)};
 }
 
-void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out,
-                      const RopeKvArgs* rope) {
-  HEARTH_CHECK(rope == nullptr || T == 1);
-  AttentionArgs a = args;
-  if (a.q_stride == 0) a.q_stride = a.n_head * a.head_dim;
+void attention_decode(const Gpu& gpu, const AttentionArgs& a, int64_t T, bool rotates, float* partial,
+                      unsigned* counters, Act out) {
+  HEARTH_CHECK(T <= kFewTokens && (!rotates || T == 1));
   const int64_t group = a.n_head / a.n_head_kv;
   const Variant v = choose_variant(group, a.head_dim);
   const int64_t splits = max_splits(gpu, v, a.n_head, a.n_head_kv), blocks_q = ceil_div(group, v.heads);
   const int64_t pieces = T * a.n_head * splits;
   const bool whole_blocks = a.head_dim % 32 == 0;
   const DecodeArgs d{a,
-                     rope != nullptr ? *rope : RopeKvArgs{},
+                     rotates,
                      static_cast<int>(group),
                      static_cast<int>(blocks_q),
                      static_cast<int>(splits),
@@ -473,8 +431,8 @@ void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, floa
                      reinterpret_cast<float2*>(partial),
                      counters,
                      Act{out.x, whole_blocks ? out.q8 : nullptr}};
-  const int64_t longest = a.window > 0 ? std::min(a.window, a.max_kv) : a.max_kv;
-  const dim3 grid(grid_size(attention_grid_splits(longest, splits)), grid_size(a.n_head_kv * blocks_q), grid_size(T));
+  const int64_t pieces_at_most = attention_grid_splits(a.max_kv, a.window, splits);
+  const dim3 grid(grid_size(pieces_at_most), grid_size(a.n_head_kv * blocks_q), grid_size(T));
   launch(gpu, v.kernel, grid, v.threads, 0, d);
   if (out.q8 != nullptr && !whole_blocks) quantize_rows(gpu, out.x, T, a.n_head * a.head_dim, out.q8);
 }

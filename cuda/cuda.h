@@ -37,6 +37,9 @@ struct GpuShape {
   size_t shared_per_block = std::numeric_limits<size_t>::max();  // bytes
   bool overlap = true;  // launches that overlap the kernel before (9.0 and later)
 };
+// Bytes that such a device takes in all for Device::reserve(limits), and Device::q8_bytes(n): without making one.
+size_t scratch_bytes(const GpuInfo& gpu, const Limits& limits);
+size_t q8_bytes(int64_t n);
 // Throws Error when there is no such GPU.
 std::unique_ptr<Device> make_device(int gpu, const GpuShape& at_most = {});
 

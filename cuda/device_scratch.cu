@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/cuda.h"
 #include "cuda/gemm.cuh"
+#include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/layout.h"
 #include "cuda/sparse.cuh"
@@ -17,30 +19,46 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
     total += aligned(bytes);
   };
   const auto each = [](int64_t n, size_t bytes) { return static_cast<size_t>(n) * bytes; };
-  const int64_t T = l.max_tokens, n_ff = round_up(l.n_ff, 32), widest = std::max({l.max_cols, l.n_ff, l.n_embd});
+  const int64_t T = l.max_tokens, few = std::min(T, kFewTokens);
+  const int64_t n_ff = round_up(l.n_ff, 32), widest = std::max({l.max_cols, l.n_ff, l.n_embd});
   take(gate, each(T * n_ff, 4));
   take(up, each(T * n_ff, 4));
-  take(hidden_q8, each(std::min(T, kMatvecTokensQuantized), static_cast<size_t>(q8_row_bytes(n_ff))));
-  const AttentionScratch attend = attention_scratch(gpu, l.n_head, l.n_head_kv, l.head_dim, std::min(T, kDecodeTokens));
+  take(hidden_q8, each(few, static_cast<size_t>(q8_row_bytes(n_ff))));
+  const AttentionScratch attend = attention_scratch(gpu, l.n_head, l.n_head_kv, l.head_dim, few);
   take(attention, attend.partial_bytes);
+  attention_bytes = attend.partial_bytes;
   take(counters, attend.counter_bytes);
-  const DownScratch rows = down_scratch(l.n_embd);
-  take(down, std::max(rows.partial_bytes, ffn_list_bytes(gpu, l.n_embd)));
+  const DownScratch rows = down_scratch(l.n_embd, few);
+  const size_t sums = std::max(rows.partial_bytes, ffn_list_bytes(gpu, l.n_embd, few));
+  // Few tokens' sums and many tokens' products are never made at the same time.
+  const bool has_gemm = T > kFewTokens;
+  take(down, has_gemm ? std::max(sums, Gemm::kWorkspaceBytes) : sums);
+  gemm_workspace = has_gemm ? down : nullptr;
   take(down_counters, rows.counter_bytes);
-  take(norm, kUnscaledNormBytes);
-  take(mask, each(n_ff / 32, 4));
-  take(arrived, 4);
+  take(norm, each(few, static_cast<size_t>(kUnscaledNormBytes)));
+  take(mask, each(few * n_ff / 32, 4));
   take(exchange.words, each(kMaxFusedRank, 8));
   take(exchange.numbers, each(gpu.multiprocessors, 4));
   take(hint, each(n_ff, 4));
+  take(candidates, each(n_ff, 4));
   take(ids, each(n_ff, 4));
-  take(count, 4);
-  take(argmax, each(kArgmaxBlocks, 8));
-  if (T <= kMatvecTokens) return total;
-  take(gemm_workspace, Gemm::kWorkspaceBytes);
+  take(counts, 8);
+  take(argmax, each(few * kArgmaxBlocks, 8));
+  if (!has_gemm) return total;
   take(gemm_input, each(T * widest, 2));
   take(gemm_slab, l.quantized_weights ? std::max(Gemm::kSlabBytes, each(widest, 2)) : 0);
   return total;
+}
+
+size_t scratch_bytes(const GpuInfo& info, const Limits& limits) {
+  activate(info.index);  // how many blocks of a kernel it holds is asked of it
+  Gpu gpu;
+  gpu.index = info.index, gpu.multiprocessors = info.multiprocessors;
+  return DeviceScratch().place(gpu, limits, nullptr);
+}
+
+size_t q8_bytes(int64_t n) {
+  return static_cast<size_t>(q8_row_bytes(n));
 }
 
 }  // namespace hearth::cuda

@@ -1,4 +1,4 @@
-// The transposed down projection: y += sum_i value[i] * row[ids[i]]. Blocks own column tiles and shares of the list;
+// The transposed down projection: y += sum_i value[i] * row[ids[i]]. Blocks own column tiles and shares of the rows;
 // each accumulates in registers, and the block that finishes a tile last adds the shares in fixed order. No atomics on
 // results: the same bits run after run.
 #include "cuda/kernels.cuh"
@@ -29,14 +29,15 @@ template <>
 constexpr DownShape down_shape<DType::q4_0> = {512, 2, 2};  // its 32 sums take the registers
 
 struct DownArgs {
-  Matrix w;  // [n][n_embd]
-  const float* value;
+  Matrix w;            // [n][n_embd]
+  const float* value;  // [T][n]
+
   const int32_t* ids;
   const int32_t* count;
   const float* bias;
-  float* y;
-  float* partial;      // [splits][tiles][columns of a tile]
-  unsigned* finished;  // [tiles] blocks that have written their share; zero before and after
+  float* y;            // [T][n_embd]
+  float* partial;      // [T][splits][tiles][columns of a tile]
+  unsigned* finished;  // [T][tiles] blocks that have written their share; zero before and after
 };
 
 // The block's column tile, summed over rows of the list. kLanes threads share a row.
@@ -60,7 +61,7 @@ struct TileSum {
   __device__ __forceinline__ explicit TileSum(const Matrix& m)
       : data(static_cast<const uint4*>(m.data)), scales(static_cast<const unsigned short*>(m.scales)) {
     n_chunks = static_cast<unsigned>(m.cols) / kWeights;
-    chunk = blockIdx.x * kLanes + threadIdx.x % kLanes;
+    chunk = blockIdx.y * kLanes + threadIdx.x % kLanes;
     slot = threadIdx.x / kLanes;
     live = chunk < n_chunks;
   }
@@ -130,7 +131,7 @@ struct TileSum {
   }
 };
 
-// Grid: (tiles, splits).
+// Grid: (T, tiles, splits).
 template <DType D, int kThreads, int kBlocks, int kUnroll>
 __global__ void __launch_bounds__(kThreads, kBlocks) down_kernel(const __grid_constant__ DownArgs a) {
   constexpr int kColumns = kTileColumnsOf<D>;
@@ -141,21 +142,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks) down_kernel(const __grid_co
   auto* ids = reinterpret_cast<int32_t*>(shared + kSegment);
   grid_trigger();
   TileSum<D, kThreads, kUnroll> tile(a.w);
-  const auto share = [&](int64_t count, int64_t i) { return count * i / gridDim.y; };
+  const auto share = [&](int64_t count, int64_t i) { return count * i / gridDim.z; };
   const bool all_rows = a.ids == nullptr;  // then they are known before their values are
   if (all_rows) {
-    const int64_t begin = share(a.w.rows, blockIdx.y);
-    tile.start(static_cast<int>(share(a.w.rows, blockIdx.y + 1) - begin),
+    const int64_t begin = share(a.w.rows, blockIdx.z);
+    tile.start(static_cast<int>(share(a.w.rows, blockIdx.z + 1) - begin),
                [&](int i) { return static_cast<unsigned>(begin + i); });
   }
   grid_wait();
   const int64_t count = all_rows ? a.w.rows : __ldcg(a.count);
-  const int64_t end = share(count, blockIdx.y + 1);
-  for (int64_t begin = share(count, blockIdx.y); begin < end; begin += kSegment) {
+  const int64_t end = share(count, blockIdx.z + 1);
+  const float* const value = a.value + blockIdx.x * a.w.rows;
+  for (int64_t begin = share(count, blockIdx.z); begin < end; begin += kSegment) {
     const int n_known = static_cast<int>(end - begin), n = min(n_known, kSegment);
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += kThreads) {
-      values[i] = __ldcg(a.value + begin + i);
+      values[i] = __ldcg(value + begin + i);
       if (!all_rows) ids[i] = __ldcg(a.ids + begin + i);
     }
     __syncthreads();
@@ -170,59 +172,69 @@ __global__ void __launch_bounds__(kThreads, kBlocks) down_kernel(const __grid_co
   __syncthreads();
   float v = tile.total(shared);
   const int j = static_cast<int>(threadIdx.x);
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + tile.column(j);
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kColumns + tile.column(j);
   const bool writes = j < kColumns && column < a.w.cols;
+  float* const to = a.y + blockIdx.x * a.w.cols + column;
   float y = 0.0f;
-  if (writes) y = __ldcg(a.y + column) + (a.bias != nullptr ? a.bias[column] : 0.0f);
-  if (gridDim.y > 1) {
-    float* partial = a.partial + static_cast<int64_t>(blockIdx.x) * kColumns + j;
-    const int64_t stride = static_cast<int64_t>(gridDim.x) * kColumns;
-    if (j < kColumns) __stcg(partial + blockIdx.y * stride, v);
+  if (writes) y = __ldcg(to) + (a.bias != nullptr ? a.bias[column] : 0.0f);
+  if (gridDim.z > 1) {
+    const int64_t stride = static_cast<int64_t>(gridDim.y) * kColumns;
+    float* partial = a.partial + blockIdx.x * gridDim.z * stride + static_cast<int64_t>(blockIdx.y) * kColumns + j;
+    unsigned* finished = a.finished + blockIdx.x * gridDim.y + blockIdx.y;
+    if (j < kColumns) __stcg(partial + blockIdx.z * stride, v);
     __threadfence();  // the share is visible before it is counted
     __syncthreads();
     if (j == 0) {
-      last_block = atomicAdd(&a.finished[blockIdx.x], 1u) == gridDim.y - 1;
-      if (last_block) a.finished[blockIdx.x] = 0;  // for the next launch
+      last_block = atomicAdd(finished, 1u) == gridDim.z - 1;
+      if (last_block) *finished = 0;  // for the next launch
     }
     __syncthreads();
     if (!last_block || !writes) return;
     __threadfence();
     v = 0.0f;
 #pragma unroll 16
-    for (int s = 0; s < static_cast<int>(gridDim.y); ++s) v += __ldcg(partial + s * stride);
+    for (int s = 0; s < static_cast<int>(gridDim.z); ++s) v += __ldcg(partial + s * stride);
   }
-  if (writes) a.y[column] = y + v;
+  if (writes) *to = y + v;
 }
 
 constexpr int64_t max_tiles(int64_t n_embd) {
   return ceil_div(n_embd, kTileColumnsOf<DType::f32>);
 }
 
-}  // namespace
-
-DownScratch down_scratch(int64_t n_embd) {
-  return {static_cast<size_t>(kMaxDownSplits * round_up(n_embd, kTile)) * sizeof(float),
-          static_cast<size_t>(max_tiles(n_embd)) * sizeof(unsigned)};
-}
-
-void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const int32_t* ids, const int32_t* count,
-               Vector bias, float* partial, unsigned* counters, float* y) {
-  HEARTH_CHECK((ids != nullptr) == (count != nullptr));
-  HEARTH_CHECK(down_t.rows * down_t.cols / 4 <= 0xFFFFFFFF, "{} x {}", down_t.rows, down_t.cols);
-  with_format(down_t.type, [&]<DType D>() {
+void launch_down(const Gpu& gpu, int64_t T, const DownArgs& args) {
+  const Matrix& w = args.w;
+  HEARTH_CHECK(w.rows * w.cols / 4 <= 0xFFFFFFFF, "{} x {}", w.rows, w.cols);
+  with_format(w.type, [&]<DType D>() {
     constexpr int kWeights = Format<D>::kWeights;
-    if (down_t.cols % kWeights != 0) {
+    if (w.cols % kWeights != 0) {
       fail(
           "a transposed down projection on the GPU needs rows of a multiple of {} elements, found {}; use --device cpu",
-          kWeights, down_t.cols);
+          kWeights, w.cols);
     }
     constexpr int kThreads = down_shape<D>.threads, kBlocks = down_shape<D>.blocks;
-    const DownPlan plan = down_plan(down_t.cols, kTileColumnsOf<D>, down_t.rows, 2 * kThreads / kTileLanes<D>,
-                                    kBlocks * gpu.multiprocessors);
+    const DownPlan plan =
+        down_plan(w.cols, kTileColumnsOf<D>, w.rows, 2 * kThreads / kTileLanes<D>, kBlocks * gpu.multiprocessors);
     launch(gpu, down_kernel<D, kThreads, kBlocks, down_shape<D>.unroll>,
-           dim3(grid_size(plan.tiles), grid_size(plan.splits)), kThreads, shared_bytes(kThreads),
-           DownArgs{down_t, value, ids, count, bias.data, y, partial, counters});
+           dim3(grid_size(T), grid_size(plan.tiles), grid_size(plan.splits)), kThreads, shared_bytes(kThreads), args);
   });
+}
+
+}  // namespace
+
+DownScratch down_scratch(int64_t n_embd, int64_t T) {
+  return {static_cast<size_t>(T * kMaxDownSplits * round_up(n_embd, kTile)) * sizeof(float),
+          static_cast<size_t>(T * max_tiles(n_embd)) * sizeof(unsigned)};
+}
+
+void down_rows(const Gpu& gpu, const Matrix& down_t, const float* value, int64_t T, Vector bias, float* partial,
+               unsigned* counters, float* y) {
+  launch_down(gpu, T, {down_t, value, nullptr, nullptr, bias.data, y, partial, counters});
+}
+
+void down_listed_rows(const Gpu& gpu, const Matrix& down_t, const float* value, const int32_t* ids,
+                      const int32_t* count, Vector bias, float* partial, unsigned* counters, float* y) {
+  launch_down(gpu, 1, {down_t, value, ids, count, bias.data, y, partial, counters});
 }
 
 }  // namespace hearth::cuda

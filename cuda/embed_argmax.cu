@@ -54,24 +54,27 @@ __device__ unsigned long long block_max(unsigned long long v) {
   return reduce(lane < static_cast<int>(blockDim.x / kWarp) ? shared[lane] : 0ull);
 }
 
+// Grid: (blocks of a row, T).
 __global__ void argmax_partial_kernel(const float* logits, int64_t n, unsigned long long* partial) {
   grid_trigger();
   grid_wait();
+  logits += blockIdx.y * n;
   unsigned long long best = 0;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     best = max(best, rank(__ldcg(logits + i), i));
   }
   best = block_max(best);
-  if (threadIdx.x == 0) partial[blockIdx.x] = best;
+  if (threadIdx.x == 0) partial[blockIdx.y * kArgmaxBlocks + blockIdx.x] = best;
 }
 
-__global__ void argmax_final_kernel(const unsigned long long* partial, int count, int32_t* id) {
+__global__ void argmax_final_kernel(const unsigned long long* partial, int count, int32_t* ids) {
   grid_trigger();
   grid_wait();
+  partial += blockIdx.x * kArgmaxBlocks;
   const unsigned long long best =
       block_max(static_cast<int>(threadIdx.x) < count ? __ldcg(partial + threadIdx.x) : 0ull);
-  if (threadIdx.x == 0) *id = static_cast<int32_t>(0xFFFFFFFFu - static_cast<unsigned>(best));
+  if (threadIdx.x == 0) ids[blockIdx.x] = static_cast<int32_t>(0xFFFFFFFFu - static_cast<unsigned>(best));
 }
 
 }  // namespace
@@ -86,11 +89,11 @@ void embed(const Gpu& gpu, const Matrix& table, const int32_t* ids, const Matrix
               [&]<DType D>() { launch(gpu, embed_kernel<D, true>, grid, 256, 0, positions, pos, position_offset, x); });
 }
 
-void argmax(const Gpu& gpu, const float* logits, int64_t n, unsigned long long* partial, int32_t* id) {
+void argmax(const Gpu& gpu, const float* logits, int64_t n, int64_t T, unsigned long long* partial, int32_t* ids) {
   const int64_t blocks = std::clamp<int64_t>(ceil_div(n, 1024), 1, kArgmaxBlocks);
-  launch(gpu, argmax_partial_kernel, grid_size(blocks), 256, 0, logits, n, partial);
-  launch(gpu, argmax_final_kernel, 1, 64, 0, static_cast<const unsigned long long*>(partial), static_cast<int>(blocks),
-         id);
+  launch(gpu, argmax_partial_kernel, dim3(grid_size(blocks), grid_size(T)), 256, 0, logits, n, partial);
+  launch(gpu, argmax_final_kernel, grid_size(T), 64, 0, static_cast<const unsigned long long*>(partial),
+         static_cast<int>(blocks), ids);
 }
 
 }  // namespace hearth::cuda

@@ -4,14 +4,19 @@
 // where the end of a kernel and the start of the next take several, and what else the blocks have asked for keeps
 // coming meanwhile.
 //
-// Blocks wait for each other then, so all of them must be resident: such kernels have one block a multiprocessor.
+// Blocks wait for each other then, so all of them must be resident together. They are: fits_at_once() has said that
+// the empty GPU holds the whole grid, and nothing that can run beside it keeps room for good. Kernels before it on the
+// stream, and hints on the side stream, end without it; blocks of the kernel after it begin when all blocks of this one
+// run (grid_trigger()). Should another process hold multiprocessors, the waits end all the same (patience.cuh).
 #include "cuda/launch.cuh"
+#include "cuda/patience.cuh"
 
 namespace hearth::cuda {
 
 struct Exchange {
   uint64_t* words = nullptr;    // zero at first
   uint32_t* numbers = nullptr;  // [gridDim.x], the same for all launches on it; zero at first
+  Patience patience;
 };
 
 #ifdef __CUDACC__
@@ -27,11 +32,12 @@ __device__ __forceinline__ void add_arrival(unsigned* arrived) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
 }
 // Waits until n did, and sets the counter to zero again. Called by one thread of all.
-__device__ __forceinline__ void wait_arrivals(unsigned* arrived, unsigned n) {
-  unsigned now;
-  do {
+__device__ __forceinline__ void wait_arrivals(unsigned* arrived, unsigned n, const Patience& patience) {
+  wait_until(patience, [&] {
+    unsigned now;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
-  } while (now != n);
+    return now == n;
+  });
   *arrived = 0;
 }
 // The launch's number: each block counts its launches. One thread of every block calls the first after grid_wait(), and
@@ -46,20 +52,14 @@ __device__ __forceinline__ void put_word(uint64_t* to, uint32_t value, uint32_t 
   const uint64_t word = static_cast<uint64_t>(value) << 32 | number;
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
-__device__ __forceinline__ uint32_t wait_word(const uint64_t* from, uint32_t number) {
-  uint64_t word;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  } while (static_cast<uint32_t>(word) != number);
-  return static_cast<uint32_t>(word >> 32);
-}
 // Two values at once, 16 bytes aligned.
-__device__ __forceinline__ uint2 wait_words(const uint64_t* from, uint32_t number) {
-  uint64_t first, second;
-  do {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
-  } while (static_cast<uint32_t>(first) != number || static_cast<uint32_t>(second) != number);
-  return {static_cast<uint32_t>(first >> 32), static_cast<uint32_t>(second >> 32)};
+__device__ __forceinline__ uint2 wait_words(const Exchange& e, int first, uint32_t number) {
+  uint64_t a, b;
+  wait_until(e.patience, [&] {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(e.words + first) : "memory");
+    return static_cast<uint32_t>(a) == number && static_cast<uint32_t>(b) == number;
+  });
+  return {static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32)};
 }
 #endif
 

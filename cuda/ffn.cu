@@ -1,4 +1,4 @@
-// The first half of the FFN: gate, up and activation. One token in one pass over the weights; batches element by
+// The first half of the FFN: gate, up and activation. A few tokens in one pass over the weights; batches element by
 // element after their products.
 #include "cuda/activation.cuh"
 #include "cuda/kernels.cuh"
@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const _
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
-  const int block_first = static_cast<int>(blockIdx.x) * kPerBlock, first = block_first + warp * kPerWarp;
+  const int64_t t = blockIdx.x;
+  const int block_first = static_cast<int>(blockIdx.y) * kPerBlock, first = block_first + warp * kPerWarp;
   const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
   constexpr int kBases = kGated ? 2 : 1;
   RowDots<D, kPerWarp * kBases, 2 / kBases, kBases> dots;
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const _
   dots.start_norm(a.norm, shared);
   if (threadIdx.x < kPerBlock) values[threadIdx.x] = 0.0f;
   grid_wait();
-  dots.run(a.norm, input_row<D>(a.in, 0, cols), shared);  // its barriers also order the zeros before the values
+  dots.run(a.norm, input_row<D>(a.in, t, cols), shared);  // its barriers also order the zeros before the values
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
     const int k = base + r;
@@ -50,8 +51,9 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const _
   __syncthreads();
   if (warp != 0) return;
   const int k = block_first + lane;
-  if (k < n) a.hidden.x[k] = values[lane];
-  if (a.hidden.q8 != nullptr) store_q8_block(values[lane], static_cast<std::byte*>(a.hidden.q8), n, blockIdx.x);
+  if (k < n) a.hidden.x[t * n + k] = values[lane];
+  if (a.hidden.q8 == nullptr) return;
+  store_q8_block(values[lane], static_cast<std::byte*>(a.hidden.q8) + t * q8_row_bytes(n), n, blockIdx.y);
 }
 
 __global__ void combine_kernel(NeuronArgs neuron, const float* gate, const float* up, int64_t n, int64_t total,
@@ -78,12 +80,12 @@ bool ffn_fusable(const FfnShard& s) {
   return s.n() >= kPerWarp && (!s.up || s.up.type == s.gate.type) && s.gate.cols % chunk_weights(s.gate.type) == 0;
 }
 
-void ffn_gate_up(const Gpu& gpu, const FfnShard& s, Act in, Act hidden, const InputNorm* norm) {
+void ffn_gate_up(const Gpu& gpu, const FfnShard& s, Act in, int64_t T, Act hidden, const InputNorm* norm) {
   HEARTH_CHECK(ffn_fusable(s));
   GateUpArgs args{s.gate, s.up, neuron_args(s), in, hidden};
   if (norm != nullptr) args.norm = *norm;
   with_format(s.gate.type, [&]<DType D>() {
-    launch(gpu, s.up ? gate_up_kernel<D, true> : gate_up_kernel<D, false>, grid_size(ceil_div(s.n(), kPerBlock)),
+    launch(gpu, s.up ? gate_up_kernel<D, true> : gate_up_kernel<D, false>, token_grid(T, ceil_div(s.n(), kPerBlock)),
            kMatvecWarps * kWarp, stage_bytes<D>(s.gate.cols), args);
   });
 }

@@ -1,4 +1,4 @@
-// The gates of all neurons of a layer, and the list of those that fire: exact selection.
+// The gates of all neurons of a layer, and the mask of those that fire: exact selection.
 #include "cuda/activation.cuh"
 #include "cuda/row_dots.cuh"
 #include "cuda/sparse.cuh"
@@ -16,8 +16,8 @@ struct GateArgs {
   Act in;
   InputNorm norm;
   float threshold;
-  float* value;  // [n]
-  NeuronLists lists;
+  float* value;    // [T][n]
+  uint32_t* mask;  // [T][ceil(n / 32)]
 };
 
 template <DType D>
@@ -25,40 +25,30 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
   extern __shared__ uint4 shared[];
   __shared__ float values[32];
   grid_trigger();
-  const int block = worker(a.lists);
-  if (is_messenger(a.lists)) {
-    Messenger<kThreads> messenger(a.lists, a.norm);
-    messenger.start();
-    grid_wait();
-    messenger.run();
-  } else {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
-    const int first = block * 32 + warp * kPerWarp;
-    const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
-    RowDots<D, kPerWarp, 2> dots;
-    dots.live = first < n;
-    dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
-    dots.start();
-    dots.start_norm(a.norm, shared);
-    if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;
-    grid_wait();
-    // Its barriers also order the zeros before the values.
-    dots.run(a.norm, input_row<D>(a.in, 0, cols), shared, !a.lists.posts());
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
+  const int block = static_cast<int>(blockIdx.y), first = block * 32 + warp * kPerWarp;
+  const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
+  RowDots<D, kPerWarp, 2> dots;
+  dots.live = first < n;
+  dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
+  dots.start();
+  dots.start_norm(a.norm, shared);
+  if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;
+  grid_wait();
+  const int64_t t = blockIdx.x;
+  dots.run(a.norm, input_row<D>(a.in, t, cols), shared);  // its barriers also order the zeros before the values
 #pragma unroll
-    for (int r = 0; r < kPerWarp; ++r) {
-      const int k = base + r;
-      if (dots.live && lane == r && k >= first) values[k - block * 32] = a.neuron.gate(dots.sum[r], k);
-    }
-    __syncthreads();
-    if (warp == 0) {
-      const int k = block * 32 + lane;
-      if (k < n) a.value[k] = values[lane];
-      const unsigned active = __ballot_sync(kAllLanes, k < n && fabsf(values[lane]) > a.threshold);
-      if (lane == 0) a.lists.mask[block] = active;
-    }
+  for (int r = 0; r < kPerWarp; ++r) {
+    const int k = base + r;
+    if (dots.live && lane == r && k >= first) values[k - block * 32] = a.neuron.gate(dots.sum[r], k);
   }
-  finish_lists<kThreads>(a.lists, shared);
+  __syncthreads();
+  if (warp != 0) return;
+  const int k = block * 32 + lane;
+  if (k < n) a.value[t * n + k] = values[lane];
+  const unsigned active = __ballot_sync(kAllLanes, k < n && fabsf(values[lane]) > a.threshold);
+  if (lane == 0) a.mask[t * gridDim.y + block] = active;
 }
 
 }  // namespace
@@ -69,13 +59,12 @@ bool ffn_gates_fit(const Matrix& gate) {
   return fits && gate.rows >= kPerWarp;
 }
 
-void ffn_gates(const Gpu& gpu, const FfnShard& s, float threshold, Act in, const InputNorm* norm, float* value,
-               const NeuronLists& lists) {
+void ffn_gates(const Gpu& gpu, const FfnShard& s, float threshold, Act in, int64_t T, const InputNorm* norm,
+               float* value, uint32_t* mask) {
   HEARTH_CHECK(ffn_gates_fit(s.gate));
-  const GateArgs args{s.gate, neuron_args(s), in, norm != nullptr ? *norm : InputNorm{}, threshold, value, lists};
+  const GateArgs args{s.gate, neuron_args(s), in, norm != nullptr ? *norm : InputNorm{}, threshold, value, mask};
   with_format(s.gate.type, [&]<DType D>() {
-    launch(gpu, gate_kernel<D>, grid_size(ceil_div(s.n(), 32) + (lists.posts() ? 1 : 0)), kThreads,
-           std::max(stage_bytes<D>(s.gate.cols), kListSharedBytes), args);
+    launch(gpu, gate_kernel<D>, token_grid(T, ceil_div(s.n(), 32)), kThreads, stage_bytes<D>(s.gate.cols), args);
   });
 }
 

@@ -1,15 +1,17 @@
-// The FFN of a list of neurons in two kernels. The first gives each block a share of the list and goes from gate to
-// down in one pass: rows stream into shared memory, and every thread adds the down rows of its columns in registers. Of
-// a short share all rows are asked for at once; of a long one up and down rows only where the gate confirms. The second
-// adds the blocks' sums, the bias, and the CPU's answer to y. Shares depend on positions in the list, sums are added in
-// fixed order: the same result run after run. Neurons whose rows are in host memory have a list and blocks of their
-// own: what such rows take over the link passes beside the work on the others, and few blocks keep a link busy.
+// The FFN of masked neurons in two kernels. The first gives each block a share of the list that the mask stands for,
+// and goes from gate to down in one pass: rows stream into shared memory, and every thread adds the down rows of its
+// columns in registers. Of a short share all rows are asked for at once; of a long one up and down rows only where the
+// gate confirms. The second (ffn_merge.cu) adds the blocks' sums, the bias, and the CPU's answer to y. Shares depend on
+// positions in the list, sums are added in fixed order: the same result run after run. Neurons whose rows are in host
+// memory have a list and blocks of their own: what such rows take over the link passes beside the work on the others,
+// and few blocks keep a link busy. Each token has its blocks; what the tokens before it have read they mostly find in
+// the second-level cache.
 #include <array>
 
 #include "cuda/activation.cuh"
 #include "cuda/copy_async.cuh"
 #include "cuda/kernels.cuh"
-#include "cuda/layout.h"
+#include "cuda/next_rows.cuh"
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staged_input.cuh"
@@ -25,45 +27,27 @@ constexpr int kRowsPerSlot = 3;  // gate, up, down
 constexpr int kTile = 512;       // of the block's share of the list, in shared memory
 constexpr int kMaxLinkBlocks = 16;
 
-// A list of neurons of one shard, and the blocks that compute it.
+// The list of one shard's neurons, and the blocks that compute it.
 struct ListPart {
   FfnShard shard;
   NeuronArgs neuron;
-  const int32_t* ids;
-  const int32_t* count;
-  NeuronList made;  // with a mask: gets the list
-  int from, n;      // and the list's bits
-  const float* values;
-  float* gate_out;
+  const uint32_t* mask;  // of token 0, the next `stride` words on; its bits [skip, skip + n)
+  int64_t stride;
+  int skip, n;
+  const float* values;  // [T][n]
   int first_block, blocks;
 };
 
-// What of coming products is to be brought to the second-level cache: `bytes` of each row, as many of each, so that no
-// part of the product waits for others; and of every other group of rows another part, so that at any time some of them
-// come from the cache and some from memory.
-struct NextRows {
-  static constexpr int kMatrices = 3, kGroup = 4, kPlaces = 4;  // a group: the rows of a warp (matvec.cu), mostly
-  const std::byte* data[kMatrices];
-  int end[kMatrices];  // of their rows, counted over all
-  int row_bytes, bytes;
-  int first;  // byte of a row: those before it are asked for when the product's blocks start
-  __device__ __forceinline__ const std::byte* at(int row) const {
-    const int place = row / kGroup % kPlaces * ((row_bytes - first - bytes) / (kPlaces - 1)) / 128 * 128;
-    const int m = row < end[0] ? 0 : row < end[1] ? 1 : 2;
-    return data[m] + static_cast<int64_t>(row - (m > 0 ? end[m - 1] : 0)) * row_bytes + first + place;
-  }
-};
-
+// Grid: (blocks, T).
 struct ListKernelArgs {
-  ListPart parts[2];     // of host memory; of the device's. Blocks of the first part come first.
-  const uint32_t* mask;  // of what the lists are to be made; null: they are there
+  ListPart parts[2];  // of host memory; of the device's. Blocks of the first part come first.
   float threshold;
   Act in;
-  float* partial;     // [gridDim.x][cols]
-  int32_t* n_active;  // [gridDim.x]
+  float* partial;     // [T][gridDim.x][cols]
+  int32_t* n_active;  // [T][gridDim.x]
   int threads;        // that share a row
   int batch;          // at most kMaxBatch / kChunks
-  NextRows next;      // brought by the blocks of the second part that are done: they wait for the CPU
+  NextRows next;      // brought by the last token's blocks of the second part that are done: they wait for the CPU
   bool hinted;        // FfnListArgs
 };
 
@@ -89,7 +73,6 @@ struct ListBlock {
   const int32_t* ids;          // of the tile, in shared memory
   const float* known;          // act(gate) of the tile's neurons, with part.values
   int n;                       // neurons in the tile
-  int list_first, list_step;
   int n_active = 0;
 
   __device__ ListBlock(const ListKernelArgs& args, const ListPart& own, uint4* shared)
@@ -211,7 +194,6 @@ struct ListBlock {
     if (lane < kMaxBatch && has(batch, r)) {
       const int at = position(batch, r);
       now.value = reads_gate ? part.neuron.gate(sum, ids[at]) : known[at];
-      if (part.gate_out != nullptr && t == lane) part.gate_out[list_first + at * list_step] = now.value;
     }
     const bool active = lane < kMaxBatch && has(batch, r) && (!reads_gate || fabsf(now.value) > a.threshold);
     now.active = __ballot_sync(kAllLanes, active);
@@ -296,6 +278,13 @@ struct ListBlock {
   }
 };
 
+// The row of a token as OwnedInput reads it.
+template <DType D>
+__device__ __forceinline__ Act token_input(Act in, int64_t t, int64_t cols) {
+  if constexpr (Format<D>::kQuantized) return {nullptr, static_cast<std::byte*>(in.q8) + t * q8_row_bytes(cols)};
+  return {in.x + t * cols, nullptr};
+}
+
 // Threads to count registers for: with a quarter more, there is room for a hint's block (predict.cu) beside this one.
 // Four-bit rows would run short of them.
 template <DType D, int kChunks>
@@ -313,30 +302,20 @@ __global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
   grid_wait();
   const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
   const int first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
-  const bool masked = a.mask != nullptr;
-  int count = masked ? 0 : __ldcg(part.count);
+  const int64_t token = blockIdx.y, cols = part.shard.down_t.cols;
   ListBlock<D, kChunks> block(a, part, shared);
-  block.in.load(a.in, part.shard.down_t.cols, block.t, a.threads);
-  block.ids = ids, block.known = known, block.list_step = step;
-  const auto take = [&](int i, int32_t id) {
-    ids[i] = id;
-    if (part.values != nullptr) known[i] = __ldcg(part.values + id);
-  };
+  block.in.load(token_input<D>(a.in, token, cols), cols, block.t, a.threads);
+  block.ids = ids, block.known = known;
+  const uint32_t* const mask = part.mask + token * part.stride;
+  const float* const values = part.values + token * part.n;
   // The block has positions first, first + step, ... of the list.
 #pragma unroll 1
   for (int tile = 0, share = 1; tile < share; tile += kTile) {
-    block.list_first = first + tile * step;
     __syncthreads();
-    if (masked) {
-      count = each_masked(a.mask, part.from, part.n, block.list_first, step, kTile, [&](int i, int32_t id) {
-        take(i, id);
-        part.made.ids[block.list_first + i * step] = id;
-      });
-    } else {
-      for (int i = threadIdx.x; i < kTile && block.list_first + i * step < count; i += blockDim.x) {
-        take(i, __ldcg(part.ids + block.list_first + i * step));
-      }
-    }
+    const int count = each_masked(mask, part.skip, part.n, first + tile * step, step, kTile, [&](int i, int32_t id) {
+      ids[i] = id;
+      if (part.values != nullptr) known[i] = __ldcg(values + id);
+    });
     share = count > first ? (count - first + step - 1) / step : 0;
     block.n = min(share - tile, kTile);
     __syncthreads();
@@ -348,8 +327,8 @@ __global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
   }
   if (a.hinted) grid_trigger();
   __syncthreads();
-  block.store(a.partial + blockIdx.x * part.shard.down_t.cols, reinterpret_cast<float*>(shared));
-  if (a.next.bytes > 0 && &part == &a.parts[1]) {
+  block.store(a.partial + (token * gridDim.x + blockIdx.x) * cols, reinterpret_cast<float*>(shared));
+  if (a.next.bytes > 0 && &part == &a.parts[1] && token + 1 == gridDim.y) {
     for (int r = first + static_cast<int>(threadIdx.x) * step; r < a.next.end[2];
          r += static_cast<int>(blockDim.x) * step) {
       prefetch_l2(a.next.at(r), a.next.bytes);
@@ -362,85 +341,7 @@ __global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
   if (threadIdx.x != 0) return;
   int total = 0;
   for (int g = 0; g < block.groups; ++g) total += active[g];
-  if (masked && first == 0) *part.made.count = count;
-  a.n_active[blockIdx.x] = total;
-}
-
-// --- the sum of the blocks' sums ---
-
-constexpr int kMergeWarps = 16;
-
-struct MergeArgs {
-  const float* partial;  // [splits][n]
-  int splits;
-  int n;
-  const float* bias;
-  float* y;
-  const int32_t* block_active;  // [splits]
-  int link_splits;              // the first of them
-  int32_t* n_active;            // of the others, or null
-  int32_t* n_linked_active;     // of those, or null
-  AnswerSource answer;          // words null: none
-  OutputNorm next;
-};
-
-// 32 columns a block. The last warp waits for the CPU while the others add, and finishes.
-__global__ void __launch_bounds__((kMergeWarps + 1) * kWarp) merge_kernel(const __grid_constant__ MergeArgs a) {
-  __shared__ alignas(16) float sums[kMergeWarps][kWarp];
-  grid_trigger();
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int c = static_cast<int>(blockIdx.x) * kWarp + lane;
-  const bool finishes = warp == kMergeWarps && c < a.n;
-  const float bias = finishes && a.bias != nullptr ? a.bias[c] : 0.0f;
-  const float weight = finishes && a.next.weight != nullptr ? a.next.weight[c] : 0.0f;  // of the norm to come
-  grid_wait();
-  float y = 0.0f, answer = 0.0f;
-  if (warp < kMergeWarps) {
-    constexpr int kQuads = kWarp / 4, kSide = kMergeWarps * kWarp / kQuads;  // splits that are added side by side
-    constexpr int kTogether = 3;  // loads in flight: all, for up to 192 blocks
-    const int column = static_cast<int>(blockIdx.x) * kWarp + lane % kQuads * 4;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (int first = threadIdx.x / kQuads; first < a.splits; first += kTogether * kSide) {
-      float4 p[kTogether];
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        const int s = first + u * kSide;
-        p[u] = make_float4(0, 0, 0, 0);
-        if (column < a.n && s < a.splits) {
-          p[u] = __ldcg(reinterpret_cast<const float4*>(a.partial + int64_t{s} * a.n + column));
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) sum.x += p[u].x, sum.y += p[u].y, sum.z += p[u].z, sum.w += p[u].w;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int o = kQuads; o < kWarp; o *= 2) {
-      sum.x += __shfl_xor_sync(kAllLanes, sum.x, o), sum.y += __shfl_xor_sync(kAllLanes, sum.y, o);
-      sum.z += __shfl_xor_sync(kAllLanes, sum.z, o), sum.w += __shfl_xor_sync(kAllLanes, sum.w, o);
-    }
-    if (lane < kQuads) reinterpret_cast<float4*>(sums[warp])[lane] = sum;
-    const auto count = [&](int first, int end, int32_t* to) {
-      int total = 0;
-      for (int s = first + lane; s < end; s += kWarp) total += __ldcg(a.block_active + s);
-      total = warp_sum(total);
-      if (lane == 0) *to = total;
-    };
-    if (blockIdx.x == 0 && warp == 0 && a.n_active != nullptr) count(a.link_splits, a.splits, a.n_active);
-    if (blockIdx.x == 0 && warp == 1 && a.n_linked_active != nullptr) count(0, a.link_splits, a.n_linked_active);
-  } else {
-    if (finishes) y = __ldcg(a.y + c) + bias;
-    if (a.answer.words != nullptr) answer = wait_published(a.answer, c, finishes);
-  }
-  __syncthreads();
-  if (warp < kMergeWarps) return;
-  float sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kMergeWarps; ++w) sum += sums[w][lane];
-  y += sum;
-  y += answer;
-  if (finishes) a.y[c] = y;
-  if (a.next.weight != nullptr) a.next.store(a.n, static_cast<int>(blockIdx.x), y, weight);
+  a.n_active[token * gridDim.x + blockIdx.x] = total;
 }
 
 // --- how it is launched ---
@@ -500,36 +401,10 @@ int link_blocks(const Gpu& gpu) {
   return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
 }
 
-// Nothing else runs until the CPU has answered, so that most of the cache is free for what is read then. The sums wait
-// until all of it has come: a quarter of the cache takes about as long as the answer's way over the link. H200, 7B in
-// 7.75 GiB: 373 tok/s with the first 25 MB of the query weights alone, 367 to 375 with as much of all three matrices,
-// 380 to 382 with half of that; Q8_0 in 4.3 GiB 482 to 489, 473 to 494, 492.
-NextRows next_rows(const Gpu& gpu, const std::array<Matrix, NextRows::kMatrices>& matrices) {
-  constexpr int64_t kLine = 128, kStarted = 1024;
-  NextRows next{};
-  int64_t rows = 0, row_bytes = 0;
-  for (size_t i = 0; i < matrices.size(); ++i) {
-    const Matrix& m = matrices[i];
-    if (m) {
-      const auto layout = adopted_layout(m.type, m.rows, m.cols);
-      const int64_t bytes = static_cast<int64_t>(layout.data_bytes) / m.rows;
-      if (row_bytes != 0 && bytes != row_bytes) return {};
-      row_bytes = bytes, rows += m.rows;
-      next.data[i] = static_cast<const std::byte*>(m.data);
-    }
-    next.end[i] = static_cast<int>(rows);
-  }
-  if (rows == 0 || row_bytes % 16 != 0) return {};
-  const int64_t each = std::min(row_bytes - kStarted, static_cast<int64_t>(gpu.l2_bytes / 4) / rows);
-  next.row_bytes = static_cast<int>(row_bytes), next.first = kStarted;
-  next.bytes = static_cast<int>(std::max<int64_t>(0, each / kLine * kLine));
-  return next;
-}
-
 }  // namespace
 
-size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd) {
-  return static_cast<size_t>(list_blocks(gpu) * (n_embd + 1)) * sizeof(float);
+size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd, int64_t T) {
+  return static_cast<size_t>(T * list_blocks(gpu) * (n_embd + 1)) * sizeof(float);
 }
 
 bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
@@ -539,52 +414,52 @@ bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
   return with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& plan) { used = plan; });
 }
 
-Maker ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, Vector y_bias, float* y) {
+void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, int64_t T, Vector y_bias, float* y) {
   const int64_t blocks = list_blocks(gpu), n = s.down_t.cols;
-  auto* block_active = reinterpret_cast<int32_t*>(list.partial + blocks * n);
+  const int link = list.linked != nullptr ? link_blocks(gpu) : 0;
+  auto* block_active = reinterpret_cast<int32_t*>(list.partial + T * blocks * n);
   ListKernelArgs args{};
-  MergeArgs merge{};
   if (const LinkedNeurons* l = list.linked; l != nullptr) {
     HEARTH_CHECK(l->shard.gate.type == s.gate.type && l->shard.down_t.type == s.down_t.type &&
                  l->shard.down_t.cols == n);
-    merge.link_splits = link_blocks(gpu), merge.n_linked_active = l->n_active;
     args.parts[0] = {.shard = l->shard,
                      .neuron = neuron_args(l->shard),
-                     .ids = l->named.ids,
-                     .count = l->named.count,
-                     .blocks = merge.link_splits};
+                     .mask = token_mask(l->named, 0),
+                     .stride = l->named.stride,
+                     .skip = static_cast<int>(s.n() % 32),
+                     .n = static_cast<int>(l->shard.n()),
+                     .blocks = link};
   }
-  const int first = args.parts[0].blocks;
   args.parts[1] = {.shard = s,
                    .neuron = neuron_args(s),
-                   .ids = list.ids,
-                   .count = list.count,
+                   .mask = token_mask(list.named, 0),
+                   .stride = list.named.stride,
+                   .n = static_cast<int>(s.n()),
                    .values = list.values,
-                   .gate_out = list.gate_out,
-                   .first_block = first,
-                   .blocks = static_cast<int>(blocks) - first};
-  if (const NeuronLists* l = list.made_of; l != nullptr) {
-    HEARTH_CHECK(l->first.ids == list.ids && (l->n_linked > 0) == (list.linked != nullptr));
-    args.mask = l->mask;
-    args.parts[0].made = l->linked, args.parts[0].from = l->n_first, args.parts[0].n = l->n_linked;
-    args.parts[1].made = l->first, args.parts[1].n = l->n_first;
-  }
+                   .first_block = link,
+                   .blocks = static_cast<int>(blocks) - link};
   if (list.answer != nullptr) args.next = next_rows(gpu, list.next);
   args.hinted = list.hinted;
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
+  const dim3 grid(grid_size(blocks), grid_size(T));
   const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
     args.threads = p.threads, args.batch = p.batch;
-    launch(gpu, list_kernel<D, kChunks>, grid_size(blocks), p.threads * p.groups, p.shared_bytes, args);
+    launch(gpu, list_kernel<D, kChunks>, grid, p.threads * p.groups, p.shared_bytes, args);
   });
   HEARTH_CHECK(fits);
-  merge.partial = list.partial, merge.splits = static_cast<int>(blocks), merge.n = static_cast<int>(n);
-  merge.bias = y_bias.data, merge.y = y;
-  merge.block_active = block_active, merge.n_active = list.n_active;
-  if (list.answer != nullptr) merge.answer = *list.answer;
-  return [merge](const Gpu& on, const OutputNorm* half) mutable {
-    if (half != nullptr) merge.next = *half;
-    launch(on, merge_kernel, grid_size(ceil_div(merge.n, kWarp)), (kMergeWarps + 1) * kWarp, 0, merge);
-  };
+  merge_sums(gpu,
+             {.partial = list.partial,
+              .splits = static_cast<int>(blocks),
+              .n = static_cast<int>(n),
+              .bias = y_bias.data,
+              .y = y,
+              .block_active = block_active,
+              .link_splits = link,
+              .n_active = list.n_active,
+              .n_linked_active = list.linked != nullptr ? list.linked->n_active : nullptr,
+              .answer = list.answer != nullptr ? *list.answer : AnswerSource{},
+              .next = list.half != nullptr ? *list.half : OutputNorm{}},
+             T);
 }
 
 }  // namespace hearth::cuda

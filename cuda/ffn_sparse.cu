@@ -1,10 +1,11 @@
-// Which neurons a token needs, and their values, for shards that ffn_gates.cu and ffn_list.cu cannot take (weights of
-// several types, very long or very few rows): gate rows of all candidates, ordered compaction of the active ones, then
-// up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs inside a graph.
+// Which neurons one token needs, and their values, for shards that ffn_gates.cu and ffn_list.cu cannot take (weights of
+// several types, very long or very few rows): the list of a mask, gate rows of all candidates, ordered compaction of
+// the active ones, then up rows of those alone. Grids are fixed and read counts from device memory, so the whole runs
+// inside a graph.
 #include "cuda/activation.cuh"
-#include "cuda/kernels.cuh"
-#include "cuda/layout.h"
+#include "cuda/neuron_mask.cuh"
 #include "cuda/row_dots.cuh"
+#include "cuda/sparse.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -52,19 +53,27 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) row_list_kernel(const 
 }
 
 struct CompactArgs {
-  const float* gate;         // activations by candidate
-  const int32_t* predicted;  // ids of the candidates; null = 0, 1, ...
-  const int32_t* n_predicted;
+  const float* gate;          // activations by candidate
+  const int32_t* candidates;  // their ids; null = 0, 1, ...
+  const int32_t* n_candidates;
   int64_t n;
   float threshold;
   float* value;
   int32_t* ids;
   int32_t* count;
-  int32_t* active_ids;  // the caller's, optional
-  int32_t* n_active;
+  int32_t* n_active;  // the caller's, optional
 };
 
 constexpr int kCompactThreads = 1024;
+
+// One block.
+__global__ void __launch_bounds__(kCompactThreads)
+    list_kernel(const uint32_t* mask, int n, int32_t* ids, int32_t* count) {
+  grid_trigger();
+  grid_wait();
+  const int length = each_masked(mask, 0, n, 0, 1, n, [&](int i, int32_t id) { ids[i] = id; });
+  if (threadIdx.x == 0) *count = length;
+}
 
 // One block. Each warp has a contiguous share of the candidates, counts its active ones, and writes them at the place
 // that the counts of the warps before give: ascending order, whatever the timing.
@@ -73,7 +82,7 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const __grid_c
   grid_trigger();
   grid_wait();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t n = a.n_predicted != nullptr ? __ldcg(a.n_predicted) : a.n;
+  const int64_t n = a.n_candidates != nullptr ? __ldcg(a.n_candidates) : a.n;
   const int64_t share = round_up(ceil_div(n, kCompactThreads / kWarp), kWarp);
   const int64_t begin = warp * share, end = min(begin + share, n);
   const auto is_active = [&](int64_t i) { return i < end && fabsf(__ldcg(a.gate + i)) > a.threshold; };
@@ -89,10 +98,8 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const __grid_c
     const unsigned ballot = __ballot_sync(kAllLanes, active);
     if (active) {
       const int to = at + __popc(ballot & ((1u << lane) - 1));
-      const int32_t id = a.predicted != nullptr ? __ldcg(a.predicted + i) : static_cast<int32_t>(i);
       a.value[to] = __ldcg(a.gate + i);
-      a.ids[to] = id;
-      if (a.active_ids != nullptr) a.active_ids[to] = id;
+      a.ids[to] = a.candidates != nullptr ? __ldcg(a.candidates + i) : static_cast<int32_t>(i);
     }
     at += __popc(ballot);
   }
@@ -118,40 +125,18 @@ void row_list(const Gpu& gpu, const RowListArgs& args) {
 
 }  // namespace
 
-FfnShard gate_rows(const FfnShard& s, int64_t begin, int64_t end) {
-  FfnShard part;
-  part.act = s.act, part.act_threshold = s.act_threshold;
-  part.gate = s.gate;
-  part.gate.rows = end - begin;
-  part.gate.data =
-      static_cast<const std::byte*>(s.gate.data) +
-      begin * s.gate.cols / traits(s.gate.type).block_size *
-          (is_quantized(s.gate.type) ? quant_bytes(s.gate.type) : static_cast<int64_t>(row_bytes(s.gate.type, 1)));
-  if (s.gate.scales != nullptr) {
-    part.gate.scales = static_cast<const std::byte*>(s.gate.scales) + begin * s.gate.cols / 32 * 2;
+void ffn_select(const Gpu& gpu, const FfnShard& s, float threshold, const uint32_t* mask, Act in, int32_t* n_active,
+                const SelectScratch& to) {
+  const bool all = mask == nullptr;
+  const int32_t* const candidates = all ? nullptr : to.candidates;
+  const int32_t* const n_candidates = all ? nullptr : to.n_candidates;
+  if (!all) {
+    launch(gpu, list_kernel, 1, kCompactThreads, 0, mask, static_cast<int>(s.n()), to.candidates, to.n_candidates);
   }
-  if (s.gate_bias) part.gate_bias = {s.gate_bias.data + begin, end - begin};
-  return part;
-}
-
-void ffn_select(const Gpu& gpu, const FfnShard& s, const SparseArgs& sparse, Act in, const SparseScratch& scratch) {
-  if (s.n() > s.n_whole()) {
-    FfnShard whole = gate_rows(s, 0, s.n_whole());
-    whole.up = s.up, whole.up_bias = s.up_bias, whole.up_relu = s.up_relu;
-    return ffn_select(gpu, whole, sparse, in, scratch);
-  }
-  if (sparse.gate_values != nullptr) fail("gates that are known already are the CPU's to use, not the GPU's");
-  row_list<true>(gpu, {s.gate, neuron_args(s), in, sparse.predicted, sparse.n_predicted, scratch.gate});
+  row_list<true>(gpu, {s.gate, neuron_args(s), in, candidates, n_candidates, to.gate});
   launch(gpu, compact_kernel, 1, kCompactThreads, 0,
-         CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, s.n(), sparse.threshold, scratch.value,
-                     scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
-  if (s.up) row_list<false>(gpu, {s.up, neuron_args(s), in, scratch.ids, scratch.count, scratch.value});
-}
-
-void list_active(const Gpu& gpu, const SparseArgs& sparse, const SparseScratch& scratch) {
-  launch(gpu, compact_kernel, 1, kCompactThreads, 0,
-         CompactArgs{scratch.gate, sparse.predicted, sparse.n_predicted, 0, sparse.threshold, scratch.value,
-                     scratch.ids, scratch.count, sparse.active_ids, sparse.n_active});
+         CompactArgs{to.gate, candidates, n_candidates, s.n(), threshold, to.value, to.ids, to.count, n_active});
+  if (s.up) row_list<false>(gpu, {s.up, neuron_args(s), in, to.ids, to.count, to.value});
 }
 
 }  // namespace hearth::cuda

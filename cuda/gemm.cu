@@ -47,7 +47,7 @@ void Gemm::product(DType type, bool transposed, const void* w, int64_t rows, int
 
 void Gemm::multiply_part(const MatmulPart& p, const void* x, int64_t T) {
   const DType type = operand_type(p.w.type);
-  const int64_t stride = p.y_stride != 0 ? p.y_stride : p.w.rows;
+  const int64_t stride = y_stride(p);
   const float beta = p.accumulate ? 1.0f : 0.0f;
   if (!is_quantized(p.w.type)) {
     product(type, false, p.w.data, p.w.rows, p.w.cols, x, p.w.cols, T, beta, p.y, stride);

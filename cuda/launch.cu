@@ -25,4 +25,11 @@ void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes) {
   it->second = shared_bytes;
 }
 
+bool fits_at_once(const Gpu& gpu, const void* kernel, int64_t blocks, int threads, size_t shared_bytes) {
+  prepare_kernel(gpu, kernel, shared_bytes);
+  int each = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes));
+  return blocks <= int64_t{each} * gpu.multiprocessors;
+}
+
 }  // namespace hearth::cuda

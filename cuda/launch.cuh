@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "cuda/handles.cuh"
-#include "cuda/plan.h"
+#include "cuda/launch_shapes.h"
 
 namespace hearth::cuda {
 
@@ -42,6 +42,9 @@ __device__ __forceinline__ void grid_trigger() {
 // multiprocessor can only change that while it is empty, which would keep a kernel from starting beside the one before.
 void prepare_kernel(const Gpu& gpu, const void* kernel, size_t shared_bytes);
 
+// Whether the empty GPU holds `blocks` blocks of the kernel at once: those that wait for each other must be.
+bool fits_at_once(const Gpu& gpu, const void* kernel, int64_t blocks, int threads, size_t shared_bytes);
+
 // Launches kernel(args...) on the GPU's stream.
 template <typename... Params, typename... Args>
 void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, Args... args) {
@@ -62,6 +65,14 @@ void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, int threads, s
 inline unsigned grid_size(int64_t n) {
   HEARTH_CHECK(n >= 0 && n <= 0x7FFFFFFF, "grid of {}", n);
   return static_cast<unsigned>(n);
+}
+
+// Kernels with a token dimension: block (t, b) does block b's work for token t. Blocks of one b start together, so that
+// all but the first find the weights in the second-level cache. Nothing but addresses depends on T: a token's result
+// has the same bits as alone.
+inline dim3 token_grid(int64_t T, int64_t blocks) {
+  HEARTH_CHECK(blocks <= 65535, "{} blocks a token", blocks);
+  return {grid_size(T), grid_size(blocks)};
 }
 
 }  // namespace hearth::cuda

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/tensor.h"
-#include "cuda/plan.h"
+#include "cuda/launch_shapes.h"
 
 namespace hearth::cuda {
 

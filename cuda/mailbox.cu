@@ -13,19 +13,16 @@ constexpr int64_t kFloatsPerBlock = int64_t{kThreads} * 8;
 struct Counters {
   uint32_t number;   // of the last hand-off posted
   uint32_t seen;     // of the last answer that a kernel of many blocks has waited for
-  unsigned arrived;  // blocks of the running post that have written their part
+  unsigned arrived;  // blocks of the running launch that are done with their part
 };
 
 struct PostArgs {
   const float* x;
   int64_t n;
-  NeuronList list;      // ids null: none
-  const float* values;  // or null
   PostTarget target;
-  unsigned* arrived;
 };
 
-// Copies x and the list into the mailbox; the block that finishes last raises the flag.
+// Copies x into the mailbox; the block that finishes last raises the flag.
 __global__ void __launch_bounds__(kThreads) post_kernel(const __grid_constant__ PostArgs a) {
   grid_trigger();
   grid_wait();
@@ -33,20 +30,15 @@ __global__ void __launch_bounds__(kThreads) post_kernel(const __grid_constant__ 
   const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x, step = gridDim.x * int64_t{kThreads};
 #pragma unroll 8
   for (int64_t i = first; i < a.n; i += step) a.target.x[i] = __ldcg(a.x + i);
-  const int count = a.list.ids != nullptr ? __ldcg(a.list.count) : 0;
-  for (int64_t i = first; i < count; i += step) {
-    a.target.ids[i] = __ldcg(a.list.ids + i);
-    if (a.values != nullptr) a.target.values[i] = __ldcg(a.values + i);
-  }
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
     __threadfence_system();
-    if (atomicAdd(a.arrived, 1u) != gridDim.x - 1) return;
-    *a.arrived = 0;
+    if (atomicAdd(a.target.arrived, 1u) != gridDim.x - 1) return;
+    *a.target.arrived = 0;
     __threadfence_system();
   }
-  raise_posted(a.target, number, count);
+  raise_posted(a.target, number);
 }
 
 // Waits for the answer, then x += answer.
@@ -85,21 +77,19 @@ std::unique_ptr<CudaMailbox> CudaMailbox::open(const Gpu& gpu, int64_t capacity,
 CudaMailbox::CudaMailbox(std::shared_ptr<Memory> memory, std::byte* host, int64_t capacity, int64_t max_ids)
     : Mailbox(std::shared_ptr<std::byte>(memory, host), capacity, max_ids), memory_(memory) {}
 
-PostTarget CudaMailbox::post_target(int64_t n, int64_t n_ids) {
-  HEARTH_CHECK(n <= capacity(), "{} floats in a mailbox of {}", n, capacity());
+PostTarget CudaMailbox::post_target(int64_t t, int64_t n, int64_t n_ids) {
+  HEARTH_CHECK((t + 1) * n <= capacity(), "{} floats in a mailbox of {}", (t + 1) * n, capacity());
   HEARTH_CHECK(n_ids <= max_ids(), "{} neurons in a mailbox of {}", n_ids, max_ids());
+  HEARTH_CHECK(t >= 0 && t < kFewTokens, "token {}", t);
   auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  return {request_,
-          ids_,
-          values_,
-          reinterpret_cast<uint64_t*>(marks_),
-          reinterpret_cast<uint64_t*>(&flags_->posted.value),
-          &counters->number};
+  auto* marks = reinterpret_cast<uint64_t*>(marks_) + t * MailboxLayout::mark_words(max_ids());
+  return {request_ + t * n, marks, reinterpret_cast<uint64_t*>(&flags_->posted.value), &counters->number,
+          &counters->arrived};
 }
 
 PostTarget CudaMailbox::hint_target(int64_t n_ids) {
-  PostTarget target = post_target(0, n_ids);
-  target.x = nullptr, target.ids = nullptr, target.values = nullptr, target.posted = nullptr;
+  PostTarget target = post_target(0, 0, n_ids);
+  target.x = nullptr, target.posted = nullptr;
   target.marks = reinterpret_cast<uint64_t*>(hints_);
   return target;
 }
@@ -110,17 +100,14 @@ AnswerSource CudaMailbox::answer_source() const {
   return {answer_,
           reinterpret_cast<const uint64_t*>(words_),
           reinterpret_cast<const uint32_t*>(&flags_->answered.value),
-          reinterpret_cast<uint32_t*>(&flags_->failed.value),
           &counters->number,
           &counters->seen,
-          static_cast<unsigned long long>(patience_ns)};
+          {reinterpret_cast<uint32_t*>(&flags_->failed.value), static_cast<unsigned long long>(patience_ns)}};
 }
 
-void CudaMailbox::post(const Gpu& gpu, const float* x, int64_t n, NeuronList list, const float* values) {
+void CudaMailbox::post(const Gpu& gpu, const float* x, int64_t n) {
   const unsigned blocks = grid_size((n + kFloatsPerBlock - 1) / kFloatsPerBlock);
-  auto* counters = static_cast<Counters*>(static_cast<void*>(memory_->counters));
-  launch(gpu, post_kernel, dim3(blocks), kThreads, 0,
-         PostArgs{x, n, list, values, post_target(n, 0), &counters->arrived});
+  launch(gpu, post_kernel, dim3(blocks), kThreads, 0, PostArgs{x, n, post_target(0, n, 0)});
 }
 
 void CudaMailbox::collect(const Gpu& gpu, float* x, int64_t n) {

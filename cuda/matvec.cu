@@ -1,4 +1,4 @@
-// Products of one or a few tokens: every weight is read once, so bandwidth is all that counts.
+// Products of one or a few tokens: every weight is read from memory once, so bandwidth is all that counts.
 #include "cuda/kernels.cuh"
 #include "cuda/row_dots.cuh"
 
@@ -20,7 +20,6 @@ struct MatvecArgs {
   int n_parts;
   int n_groups;
   int cols;
-  int T;
   Act in;
   InputNorm norm;
   OutputNorm next;
@@ -39,7 +38,7 @@ struct LeavesNorm {
   // Requests the norm's weights. May be called before grid_wait().
   __device__ __forceinline__ void start() const {
     const int i = static_cast<int>(threadIdx.x) * 4;
-    if (i < 32) copy_async<16>(shared_weight() + i, norm.weight + blockIdx.x * 32 + i);
+    if (i < 32) copy_async<16>(shared_weight() + i, norm.weight + blockIdx.y * 32 + i);
     end_copy_group();
   }
   // Called by the whole block.
@@ -50,7 +49,7 @@ struct LeavesNorm {
     wait_copy_groups<0>();
     __syncthreads();
     if (warp != 0) return;
-    norm.store(n, static_cast<int>(blockIdx.x), rows[lane], shared_weight()[lane]);
+    norm.store(blockIdx.x, n, static_cast<int>(blockIdx.y), rows[lane], shared_weight()[lane]);
   }
 };
 
@@ -72,8 +71,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   extern __shared__ uint4 shared[];
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int t = static_cast<int>(blockIdx.x) % a.T;
-  const int group = static_cast<int>(blockIdx.x) / a.T * kWarps + warp;
+  const int t = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y) * kWarps + warp;
   RowDots<D, kRows, kUnroll> dots;
   dots.live = group < a.n_groups;
   const Part& m = a.part[find_part(a, group)];
@@ -104,8 +102,8 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp) matvec_unaligned_kernel(c
   grid_trigger();
   grid_wait();
   const int lane = threadIdx.x % kWarp;
-  const int t = static_cast<int>(blockIdx.x) % a.T;
-  const int group = static_cast<int>(blockIdx.x) / a.T * kMatvecWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t t = blockIdx.x;
+  const int group = static_cast<int>(blockIdx.y) * kMatvecWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (group >= a.n_groups) return;
   const Part& m = a.part[find_part(a, group)];
   const int row = group - m.first_group;
@@ -116,27 +114,25 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp) matvec_unaligned_kernel(c
     if constexpr (D == DType::f32) w = static_cast<const float*>(m.data)[at + c];
     if constexpr (D == DType::f16) w = half_bits_to_float(static_cast<const unsigned short*>(m.data)[at + c]);
     if constexpr (D == DType::bf16) w = bfloat2_bits_to_float2(static_cast<const unsigned short*>(m.data)[at + c]).x;
-    sum = fmaf(w, __ldcg(a.in.x + static_cast<int64_t>(t) * a.cols + c), sum);
+    sum = fmaf(w, __ldcg(a.in.x + t * a.cols + c), sum);
   }
   sum = group_sum(sum);
   if (lane == 0) m.y[t * m.y_stride + row] = start_value(m, t, row) + sum;
 }
 
-MatvecArgs make_args(std::span<const MatmulPart> parts, Act in, int64_t T, int rows) {
+MatvecArgs make_args(std::span<const MatmulPart> parts, Act in, int rows) {
   HEARTH_CHECK(!parts.empty() && parts.size() <= kMaxParts);
   MatvecArgs a{};
   a.n_parts = static_cast<int>(parts.size());
   a.cols = static_cast<int>(parts[0].w.cols);
-  a.T = static_cast<int>(T);
   a.in = in;
   for (size_t i = 0; i < parts.size(); ++i) {
     const MatmulPart& p = parts[i];
     HEARTH_CHECK(p.w.type == parts[0].w.type && p.w.cols == parts[0].w.cols);
     HEARTH_CHECK(!is_quantized(p.w.type) || (p.w.scales != nullptr && in.q8 != nullptr),
                  "quantised weights must be adopted and need the 8-bit form of their input");
-    a.part[i] = {
-        p.w.data,   p.w.scales,  p.bias.data, p.y, p.y_stride != 0 ? p.y_stride : p.w.rows, static_cast<int>(p.w.rows),
-        a.n_groups, p.accumulate};
+    a.part[i] = {p.w.data,   p.w.scales,  p.bias.data, p.y, y_stride(p), static_cast<int>(p.w.rows),
+                 a.n_groups, p.accumulate};
     a.n_groups += static_cast<int>(ceil_div(p.w.rows, rows));
   }
   return a;
@@ -161,20 +157,21 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
   for (const MatmulPart& p : parts) rows += p.w.rows, fewest = std::min(fewest, p.w.rows);
   const int64_t cols = parts[0].w.cols;
   HEARTH_CHECK(norm == nullptr || !is_quantized(parts[0].w.type) || (norm->unscaled.q8 != nullptr && rows >= cols));
-  HEARTH_CHECK(next == nullptr || (norm == nullptr && T == 1 && parts.size() == 1 && can_leave_norm(gpu, parts[0].w)));
+  HEARTH_CHECK(next == nullptr || (norm == nullptr && parts.size() == 1 && can_leave_norm(gpu, parts[0].w) &&
+                                   y_stride(parts[0]) == parts[0].w.rows));
   with_format(parts[0].w.type, [&]<DType D>() {
     if constexpr (!Format<D>::kQuantized) {
       if (cols % Format<D>::kWeights != 0) {
-        const MatvecArgs a = make_args(parts, in, T, 1);
-        return launch(gpu, matvec_unaligned_kernel<D>, grid_size(ceil_div(a.n_groups, kMatvecWarps) * T),
+        const MatvecArgs a = make_args(parts, in, 1);
+        return launch(gpu, matvec_unaligned_kernel<D>, token_grid(T, ceil_div(a.n_groups, kMatvecWarps)),
                       kMatvecWarps * kWarp, 0, a);
       }
     }
     const auto run = [&]<int kRows, int kUnroll, int kWarps, int kBlocks>() {
-      MatvecArgs a = make_args(parts, in, T, kRows);
+      MatvecArgs a = make_args(parts, in, kRows);
       if (norm != nullptr) a.norm = *norm;
       if (next != nullptr) a.next = *next;
-      launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, grid_size(ceil_div(a.n_groups, kWarps) * T),
+      launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, token_grid(T, ceil_div(a.n_groups, kWarps)),
              kWarps * kWarp, stage_bytes<D>(cols), a);
     };
     constexpr int kTogether = D == DType::q4_0 ? 4 : 8;

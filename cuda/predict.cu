@@ -1,7 +1,6 @@
-// Predictors: which neurons of a layer a token needs (core/device.h, Predictor). Two kernels: fc1 with bias and ReLU,
-// where the norm before it can be done on the way, then fc2 with the thresholds, whose blocks tell the CPU of its
-// neurons, and whose last one lists the others where the FFN does not find them by itself. Hints run beside the sparse
-// FFN (side_stream.cuh), in blocks that fit beside its own.
+// Predictors: which neurons of a layer a token needs (core/sparse_ffn.h, Predictor). Two kernels: fc1 with bias and
+// ReLU, where the norm before it can be done on the way, then fc2 with the thresholds, whose blocks write the mask and
+// tell the CPU of its neurons. Hints run beside the sparse FFN (side_stream.cuh), in blocks that fit beside its own.
 #include "cuda/owned_columns.cuh"
 #include "cuda/sparse.cuh"
 #include "cuda/staged_input.cuh"
@@ -32,7 +31,7 @@ struct RowsArgs {
   bool relu;
   float* hidden;
   const float* threshold;
-  NeuronLists lists;
+  NameTarget target;
 };
 
 template <DType D, int kChunks>
@@ -192,102 +191,41 @@ template <DType D, int kChunks>
 __global__ void __launch_bounds__(kThreads, kBlocks<kChunks>) mask_kernel(const __grid_constant__ RowsArgs a) {
   extern __shared__ uint4 shared[];
   grid_trigger();
-  if (is_messenger(a.lists)) {
+  if (is_messenger(a.target)) {
     grid_wait();
-    post_input(a.lists);
+    post_input(a.target);
   } else {
-    const int word = a.lists.first_word() + worker(a.lists);
+    const int word = a.target.first_word() + worker(a.target);
     RowsBlock<D, kChunks> rows(a, word, shared);
     rows.start();
     const int k = rows.first_row + static_cast<int>(threadIdx.x);
     const float threshold = threadIdx.x < kWarp && k < a.w.rows ? a.threshold[k] : 0.0f;
     grid_wait();
-    const uint32_t number = threadIdx.x == 0 ? mask_number(a.lists) : 0;
+    const uint32_t number = threadIdx.x == 0 ? mark_number(a.target) : 0;
     OwnedInput<D, kChunks> in;
     rows.load_input(in);
     const float sum = rows.run(in);
     if (threadIdx.x < kWarp) {
       const unsigned named = __ballot_sync(kAllLanes, k < a.w.rows && sum > threshold);
-      if (threadIdx.x == 0) put_mask(a.lists, word, named, number);
+      if (threadIdx.x == 0) put_names(a.target, word, named, number);
     }
   }
-  finish_lists<kThreads>(a.lists, shared);
-}
-
-struct SignArgs {
-  const uint32_t* signs;
-  const float* in;
-  int n, words;  // of a row
-  const float* threshold;
-  NeuronLists lists;
-};
-
-// score = n - 2 popcount(signs ^ signs of in): 32 neurons a block, four a warp.
-__global__ void __launch_bounds__(kThreads) sign_kernel(const __grid_constant__ SignArgs a) {
-  constexpr int kPerWarp = kWarp / (kThreads / kWarp);
-  extern __shared__ uint4 shared[];
-  auto* input = reinterpret_cast<uint32_t*>(shared);  // [words]
-  __shared__ uint32_t named[kThreads / kWarp];
-  grid_trigger();
-  grid_wait();
-  if (is_messenger(a.lists)) {
-    post_input(a.lists);
-  } else {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const uint32_t number = threadIdx.x == 0 ? mask_number(a.lists) : 0;
-#pragma unroll 8
-    for (int w = warp; w < a.words; w += kThreads / kWarp) {
-      const int c = w * 32 + lane;
-      const unsigned bits = __ballot_sync(kAllLanes, c < a.n && __ldcg(a.in + c) < 0.0f);
-      if (lane == 0) input[w] = bits;
-    }
-    __syncthreads();
-    const int word = a.lists.first_word() + worker(a.lists), first = word * 32 + warp * kPerWarp;
-    int differ[kPerWarp] = {};
-#pragma unroll 4
-    for (int w = lane; w < a.words; w += kWarp) {
-#pragma unroll
-      for (int r = 0; r < kPerWarp; ++r) {
-        if (first + r < a.lists.n) differ[r] += __popc(input[w] ^ a.signs[int64_t{first + r} * a.words + w]);
-      }
-    }
-    uint32_t bits = 0;
-#pragma unroll
-    for (int r = 0; r < kPerWarp; ++r) {
-      const float score = static_cast<float>(a.n - 2 * warp_sum(differ[r]));
-      if (first + r < a.lists.n && score > a.threshold[first + r]) bits |= 1u << (warp * kPerWarp + r);
-    }
-    if (lane == 0) named[warp] = bits;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int i = 1; i < kThreads / kWarp; ++i) bits |= named[i];
-      put_mask(a.lists, word, bits, number);
-    }
-  }
-  finish_lists<kThreads>(a.lists, input);
+  count_hand_off(a.target);
 }
 
 // The mask from scores: a word a warp.
 __global__ void __launch_bounds__(kThreads)
-    score_kernel(const float* score, const float* threshold, const __grid_constant__ NeuronLists lists) {
-  extern __shared__ uint4 shared[];
+    score_kernel(const float* score, const float* threshold, const __grid_constant__ NameTarget target) {
   grid_trigger();
   grid_wait();
-  if (is_messenger(lists)) {
-    post_input(lists);
+  if (is_messenger(target)) {
+    post_input(target);
   } else {
-    const int k = worker(lists) * kThreads + static_cast<int>(threadIdx.x);
-    const unsigned named = __ballot_sync(kAllLanes, k < lists.n && __ldcg(score + k) > threshold[k]);
-    if (k % kWarp == 0 && k < lists.n) put_mask(lists, k / kWarp, named, mask_number(lists));
+    const int k = worker(target) * kThreads + static_cast<int>(threadIdx.x);
+    const unsigned named = __ballot_sync(kAllLanes, k < target.n && __ldcg(score + k) > threshold[k]);
+    if (k % kWarp == 0 && k < target.n) put_names(target, k / kWarp, named, mark_number(target));
   }
-  finish_lists<kThreads>(lists, shared);
-}
-
-__global__ void __launch_bounds__(kThreads) lists_kernel(const __grid_constant__ NeuronLists lists) {
-  extern __shared__ uint4 shared[];
-  grid_trigger();
-  grid_wait();
-  write_lists<kThreads>(lists, shared);
+  count_hand_off(target);
 }
 
 __global__ void relu_kernel(float* x, int64_t n) {
@@ -332,8 +270,8 @@ size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block
   return slot_bytes<D>(a.rows_per_pass, kChunks, kThreads);
 }
 
-unsigned list_grid(const NeuronLists& lists, int64_t workers) {
-  return grid_size(workers + (lists.posts() ? 1 : 0));
+unsigned grid_of(const NameTarget& target, int64_t workers) {
+  return grid_size(workers + (target.posts() ? 1 : 0));
 }
 
 void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, bool is_hint, float* hidden) {
@@ -351,7 +289,6 @@ void hidden_vector(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* 
 }  // namespace
 
 bool predict_fits(const Predictor& p) {
-  if (p.signs != nullptr) return true;
   const auto fits = [](const Matrix& w) {
     int used = 0;
     return with_rows(w, [&]<DType D, int kChunks>(int threads) { used = threads; });
@@ -359,38 +296,25 @@ bool predict_fits(const Predictor& p) {
   return (!p.fc1 || fits(p.fc1)) && fits(p.fc2);
 }
 
-void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
+void predict(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NameTarget& target,
              float* hidden) {
   HEARTH_CHECK(norm == nullptr || p.fc1);
-  const int64_t words = lists.n_words();
-  const size_t for_lists = lists.hints() ? 0 : kListSharedBytes;
-  if (p.signs != nullptr) {
-    const int64_t row_words = ceil_div(p.n_signs, 32);
-    return launch(
-        gpu, sign_kernel, list_grid(lists, words), kThreads, std::max(static_cast<size_t>(row_words) * 4, for_lists),
-        SignArgs{p.signs, in.x, static_cast<int>(p.n_signs), static_cast<int>(row_words), p.threshold.data, lists});
-  }
   RowsArgs a{};
   if (p.fc1) {
-    hidden_vector(gpu, p, in, norm, lists.hints(), hidden);
+    hidden_vector(gpu, p, in, norm, target.hints(), hidden);
     in = {hidden, nullptr};
     a.unquantized = hidden;
   }
-  a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.lists = lists;
+  a.w = p.fc2, a.in = in, a.threshold = p.threshold.data, a.target = target;
   const bool fits = with_rows(p.fc2, [&]<DType D, int kChunks>(int threads) {
-    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows, lists.hints());
-    launch(gpu, mask_kernel<D, kChunks>, list_grid(lists, words), kThreads, std::max(shared_bytes, for_lists), a);
+    const size_t shared_bytes = set_rows<D, kChunks>(gpu, a, threads, kMaxRows, target.hints());
+    launch(gpu, mask_kernel<D, kChunks>, grid_of(target, target.n_words()), kThreads, shared_bytes, a);
   });
   HEARTH_CHECK(fits);
 }
 
-void list_scores(const Gpu& gpu, const float* score, const float* threshold, const NeuronLists& lists) {
-  launch(gpu, score_kernel, list_grid(lists, ceil_div(lists.n, kThreads)), kThreads, kListSharedBytes, score, threshold,
-         lists);
-}
-
-void make_lists(const Gpu& gpu, const NeuronLists& lists) {
-  launch(gpu, lists_kernel, 1, kThreads, kListSharedBytes, lists);
+void name_by_scores(const Gpu& gpu, const float* score, const float* threshold, const NameTarget& target) {
+  launch(gpu, score_kernel, grid_of(target, ceil_div(target.n, kThreads)), kThreads, 0, score, threshold, target);
 }
 
 void relu(const Gpu& gpu, float* x, int64_t n) {

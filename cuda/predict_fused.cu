@@ -24,7 +24,7 @@ struct FusedArgs {
   const float* threshold;
   Exchange exchange;
   int rows_per_block, words_per_block;
-  NeuronLists lists;
+  NameTarget target;
 };
 
 // The block's rows of fc1; thread t has chunks t, t + kThreads, ... of each.
@@ -114,7 +114,7 @@ struct Hidden {
 template <bool kQuantized>
 __device__ __forceinline__ void collect_hidden(const Exchange& e, int rank, uint32_t number, Hidden& hidden) {
   for (int pair = threadIdx.x; pair < rank / 2; pair += kThreads) {
-    const uint2 v = wait_words(e.words + 2 * pair, number);
+    const uint2 v = wait_words(e, 2 * pair, number);
     reinterpret_cast<float2*>(hidden.x)[pair] = {__uint_as_float(v.x), __uint_as_float(v.y)};
   }
   __syncthreads();
@@ -161,20 +161,24 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
   __shared__ float scores[kMaxWords * 32];
   __shared__ uint32_t number, mark;
   grid_trigger();
-  const int block = worker(a.lists), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int workers = static_cast<int>(gridDim.x) - (a.lists.posts() ? 1 : 0);
-  if (is_messenger(a.lists)) {
-    Messenger<kThreads> messenger(a.lists, a.norm);
+  const int block = worker(a.target), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int workers = static_cast<int>(gridDim.x) - (a.target.posts() ? 1 : 0);
+  const bool counts = a.target.posts() && a.target.is_last;
+  if (is_messenger(a.target)) {
+    Messenger<kThreads> messenger(a.target, a.norm);
     messenger.start();
     grid_wait();
     const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
     messenger.run();
-    if (threadIdx.x == 0) {
-      const uint32_t posted = next_number(a.lists.post);
-      wait_arrivals(a.lists.arrived, static_cast<unsigned>(workers));  // they have read the number that is raised here
-      *a.lists.post.number = posted;
-      count_launch(a.exchange, own_number);
+    if (threadIdx.x != 0) return;
+    if (counts) {
+      const PostTarget& post = a.target.post;
+      const uint32_t posted = next_number(post);
+      // They have read the number that is raised here.
+      wait_arrivals(post.arrived, static_cast<unsigned>(workers), a.exchange.patience);
+      *post.number = posted;
     }
+    count_launch(a.exchange, own_number);
   } else {
     FirstProduct<D, kFirst> first(a, block);
     first.start();
@@ -187,11 +191,11 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     const auto row_of = [&](int i) { return min(first_row + i * kWarps + warp, static_cast<int>(a.fc2.rows) - 1); };
     float threshold = 0.0f;
     const int neuron = first_row + warp * 32 + lane;  // of word `warp`
-    const bool has_word = warp < a.words_per_block && neuron < a.lists.n;
+    const bool has_word = warp < a.words_per_block && neuron < a.target.n;
     if (has_word) threshold = a.threshold[neuron];
     grid_wait();
     const uint32_t own_number = threadIdx.x == 0 ? launch_number(a.exchange) : 0;
-    const uint32_t own_mark = threadIdx.x == 0 ? mask_number(a.lists) : 0;
+    const uint32_t own_mark = threadIdx.x == 0 ? mark_number(a.target) : 0;
     const float squares = first.load_input();
     // Asked for behind the input, which would otherwise stand in line behind them; and first only as much as keeps the
     // memory busy, because a warp that asks for more is held up until there is room for it.
@@ -205,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     float scale;
     if (threadIdx.x == 0) number = own_number, mark = own_mark, count_launch(a.exchange, own_number);
     float sum = first.run(squares, scale);  // its barrier: everybody knows the numbers
-    if (a.lists.posts() && threadIdx.x == 0) add_arrival(a.lists.arrived);
+    if (counts && threadIdx.x == 0) add_arrival(a.target.post.arrived);
     if (static_cast<int>(threadIdx.x) < first.n_rows) {
       const int k = first.first_row + static_cast<int>(threadIdx.x);
       if (a.bias != nullptr) sum += a.bias[k];
@@ -213,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     }
 #pragma unroll 1
     for (int word = 1; word < kMaxWords; ++word) request_word(word);
-    if (a.norm.x != nullptr && !a.lists.posts() && warp == kWarps - 1) store_norm(a.norm, scale, block, workers);
+    if (a.norm.x != nullptr && !a.target.posts() && warp == kWarps - 1) store_norm(a.norm, scale, block, workers);
     if (has_rows) {
       collect_hidden<Format<D>::kQuantized>(a.exchange, static_cast<int>(a.fc1.rows), number, hidden);
       OwnedInput<D, kSecond> in;
@@ -237,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
       __syncthreads();
       if (warp < a.words_per_block) {
         const unsigned word = __ballot_sync(kAllLanes, has_word && scores[warp * 32 + lane] > threshold);
-        if (lane == 0 && first_row + warp * 32 < a.lists.n) put_mask(a.lists, first_word + warp, word, mark);
+        if (lane == 0 && first_row + warp * 32 < a.target.n) put_names(a.target, first_word + warp, word, mark);
       }
     }
   }
@@ -271,17 +275,21 @@ struct FusedPlan {
   size_t shared_bytes = 0;
 };
 
-// With so many blocks; nothing (no workers) where the predictor is of another kind or too large.
-FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& lists, int64_t workers) {
+// Nothing (no workers) where the predictor is of another kind, or not all of its blocks would be resident together.
+FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NameTarget& target) {
   constexpr size_t kStatic = (16 << 10) + sizeof(Hidden);
   FusedPlan plan;
   if (!p.fc1 || p.fc1.type != p.fc2.type || p.fc1.rows > kMaxFusedRank || p.fc1.rows % 4 != 0) return plan;
+  const int messengers = target.posts() ? 1 : 0;
+  const int64_t workers = gpu.multiprocessors - messengers;
   if (workers < 1) return plan;
-  const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(lists.n_words(), workers);
+  const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(target.n_words(), workers);
   if (rows > kMaxRows || words > kMaxWords) return plan;
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
     const size_t bytes = slot_bytes<D>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
     if (bytes + kStatic > gpu.shared_per_block) return;
+    const auto* kernel = reinterpret_cast<const void*>(fused_kernel<D, kFirst, kSecond>);
+    if (!fits_at_once(gpu, kernel, workers + messengers, kThreads, bytes)) return;
     plan = {static_cast<int>(workers), static_cast<int>(rows), static_cast<int>(words), bytes};
   });
   return plan;
@@ -289,17 +297,17 @@ FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NeuronLists& list
 
 }  // namespace
 
-bool predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NeuronLists& lists,
+bool predict_fused(const Gpu& gpu, const Predictor& p, Act in, const InputNorm* norm, const NameTarget& target,
                    const Exchange& exchange) {
   if (norm != nullptr && p.fc1 && is_quantized(p.fc1.type) && norm->unscaled.q8 == nullptr) return false;
-  const FusedPlan plan = plan_fused(gpu, p, lists, gpu.multiprocessors - (lists.posts() ? 1 : 0));
+  const FusedPlan plan = plan_fused(gpu, p, target);
   if (plan.workers == 0) return false;
   FusedArgs a{};
   a.fc1 = p.fc1, a.fc2 = p.fc2, a.in = in, a.bias = p.fc1_bias.data, a.relu = p.relu, a.threshold = p.threshold.data;
   if (norm != nullptr) a.norm = *norm;
-  a.exchange = exchange, a.rows_per_block = plan.rows, a.words_per_block = plan.words, a.lists = lists;
+  a.exchange = exchange, a.rows_per_block = plan.rows, a.words_per_block = plan.words, a.target = target;
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
-    launch(gpu, fused_kernel<D, kFirst, kSecond>, grid_size(plan.workers + (lists.posts() ? 1 : 0)), kThreads,
+    launch(gpu, fused_kernel<D, kFirst, kSecond>, grid_size(plan.workers + (target.posts() ? 1 : 0)), kThreads,
            plan.shared_bytes, a);
   });
   return true;

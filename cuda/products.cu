@@ -12,8 +12,8 @@
 #include "cuda/cuda.h"
 #include "cuda/info.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/launch_shapes.h"
 #include "cuda/memory.cuh"
-#include "cuda/plan.h"
 
 namespace hearth::cuda {
 namespace {

@@ -92,17 +92,17 @@ struct RowDots {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = group_sum(sum[r]);
   }
-  // The same where the input is the result of a norm to be done here, unless norm.x is null; the blocks write that
-  // result too, each a share, if `stores`.
+  // The same in kernels with a token dimension, where the input is the result of a norm to be done here, unless norm.x
+  // is null; a token's blocks write that result too, each a share.
   __device__ __forceinline__ void start_norm(const InputNorm& norm, uint4* shared) const {
     if (norm.x != nullptr) NormedInput<D>(norm, shared).start();
   }
-  __device__ __forceinline__ void run(const InputNorm& norm, const InputRow& in, uint4* shared, bool stores = true) {
+  __device__ __forceinline__ void run(const InputNorm& norm, const InputRow& in, uint4* shared) {
     if (norm.x == nullptr) return run(in, shared);
     NormedInput<D> normed(norm, shared);
     normed.fill();
     const float scale = normed.scale();
-    if (stores && threadIdx.x < kWarp) normed.store_result(scale);  // its stores pass beside the products
+    if (threadIdx.x < kWarp) normed.store_result(scale);  // its stores pass beside the products
     const int lane = threadIdx.x % kWarp;
     for (int batch = 0; live && batch < n_chunks; batch += kWarp * kUnroll) consume(normed.staged, 0, batch + lane);
 #pragma unroll

@@ -1,7 +1,7 @@
 #pragma once
 // The input of a product in shared memory, copied there or normed on the way.
 //
-// The RMS norm of a single token costs a kernel that does next to nothing: every block of the product after it reads
+// The RMS norm of a few tokens costs a kernel that does next to nothing: every block of the product after it reads
 // the whole input anyway. So the product can do the norm itself: blocks stage x * weight while they sum x^2, and the
 // factor 1 / rms is applied to the finished dot products. With quantised weights every block would have to quantise
 // x * weight again, which takes longer than a norm of its own; there the product that makes x leaves the norm's result
@@ -39,6 +39,11 @@ __device__ __forceinline__ InputRow input_row(Act in, int64_t t, int64_t cols) {
   } else {
     return {reinterpret_cast<const uint4*>(in.x + t * cols), nullptr};
   }
+}
+
+// Row t of activations of n columns.
+inline Act act_row(Act a, int64_t t, int64_t n) {
+  return {a.x + t * n, a.q8 != nullptr ? static_cast<std::byte*>(a.q8) + t * q8_row_bytes(n) : nullptr};
 }
 
 // The part of an input row that is in shared memory: chunks [0, n) of the tile, planes `plane` units apart.
@@ -83,56 +88,66 @@ struct StagedInput {
   }
 };
 
-// The result of an RMS norm of x [n] but for the factor 1 / rms.
+// The result of an RMS norm of rows x [T][n] but for the factor 1 / rms. Rows have room for the longest.
 struct UnscaledNorm {
-  std::byte* q8 = nullptr;   // x * weight in the 8-bit form
-  float* squares = nullptr;  // [n / 32] sums of x^2 over blocks of 32; room for a multiple of 4
+  static constexpr int64_t kRowBytes = q8_row_bytes(kMaxNormColumns), kRowSquares = kMaxNormColumns / 32;
+  std::byte* q8 = nullptr;   // rows of x * weight in the 8-bit form
+  float* squares = nullptr;  // [T][n / 32] sums of x^2 over blocks of 32
+  constexpr UnscaledNorm row(int64_t t) const {
+    return {q8 != nullptr ? q8 + t * kRowBytes : nullptr, squares + t * kRowSquares};
+  }
 };
-constexpr int64_t kUnscaledNormBytes = q8_row_bytes(kMaxNormColumns) + kMaxNormColumns / 32 * 4;  // of the longest
+constexpr int64_t kUnscaledNormBytes = UnscaledNorm::kRowBytes + UnscaledNorm::kRowSquares * 4;  // of a row
 
-// What a product of one token leaves for the norm of its result x.
+// What the kernel that makes x leaves for the norm of x.
 struct OutputNorm {
   const float* weight = nullptr;  // null: there is no norm to come
   UnscaledNorm unscaled;
 
-  // Lane l of a warp has element l of a block of 32 of x [n], and its weight.
-  __device__ __forceinline__ void store(int64_t n, int block, float v, float own_weight) const {
-    store_q8_block(v * own_weight, unscaled.q8, n, block);
+  // Lane l of a warp has element l of a block of 32 of row t of x [T][n], and its weight.
+  __device__ __forceinline__ void store(int64_t t, int64_t n, int block, float v, float own_weight) const {
+    store_q8_block(v * own_weight, unscaled.q8 + t * UnscaledNorm::kRowBytes, n, block);
     const float sum = group_sum(v * v);
-    if (threadIdx.x % kWarp == 0) unscaled.squares[block] = sum;
+    if (threadIdx.x % kWarp == 0) unscaled.squares[t * UnscaledNorm::kRowSquares + block] = sum;
   }
 };
 
-// An RMS norm of one row of n elements, n a multiple of 32 and at most kMaxNormColumns.
+// An RMS norm of rows of n elements, n a multiple of 32 and at most kMaxNormColumns.
 struct InputNorm {
-  const float* x = nullptr;  // null: there is no norm to do
+  const float* x = nullptr;  // [T][n]; null: there is no norm to do
   const float* weight = nullptr;
   float eps = 0.0f;
   int n = 0;
   Act out;                // gets the result too, for operations to come
-  UnscaledNorm unscaled;  // for products with quantised weights
+  UnscaledNorm unscaled;  // half of it, where the maker of x has left that
+
+  // The norm of row t alone.
+  InputNorm row(int64_t t) const {
+    return {x + t * n, weight, eps, n, act_row(out, t, n), unscaled.q8 != nullptr ? unscaled.row(t) : UnscaledNorm{}};
+  }
 
   // 1 / rms.
   __device__ __forceinline__ float scale(float sum_of_squares) const {
     return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + eps);
   }
-  // Lane l has element l of a block of 32 of the result.
-  __device__ __forceinline__ void store(int block, float v) const {
-    out.x[block * 32 + static_cast<int>(threadIdx.x % kWarp)] = v;
-    if (out.q8 != nullptr) store_q8_block(v, static_cast<std::byte*>(out.q8), n, block);
+  // Lane l has element l of a block of 32 of row t of the result.
+  __device__ __forceinline__ void store(int64_t t, int block, float v) const {
+    out.x[t * n + block * 32 + static_cast<int>(threadIdx.x % kWarp)] = v;
+    if (out.q8 != nullptr) store_q8_block(v, static_cast<std::byte*>(out.q8) + t * q8_row_bytes(n), n, block);
   }
 };
 
-// Writes one of n_workers' share of the norm's result. Called by a warp.
+// Writes one of n_workers' share of the norm's result, of one row. Called by a warp.
 __device__ __forceinline__ void store_norm(const InputNorm& norm, float scale, int worker, int n_workers) {
   for (int block = worker; block < norm.n / 32; block += n_workers) {
     const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
-    norm.store(block, __ldcg(norm.x + i) * norm.weight[i] * scale);
+    norm.store(0, block, __ldcg(norm.x + i) * norm.weight[i] * scale);
   }
 }
 
-// The whole result, by one block. In a launch with a hand-off the messenger does it before it hands the result over,
-// instead of the blocks that have products to do; the CPU waits for it, so all loads are in flight at once.
+// The whole result of one row, by one block. In a launch with a hand-off the messenger does it before it hands the
+// result over, instead of the blocks that have products to do; the CPU waits for it, so all loads are in flight at
+// once.
 template <int kThreads>
 struct NormWriter {
   static constexpr int kWarps = kThreads / kWarp, kHeld = 16;
@@ -167,7 +182,7 @@ struct NormWriter {
     const float scale = norm.scale(block_sum(sum, shared));
     const auto store = [&](int k, float value) {
       if (copy != nullptr) copy[element(k)] = value;
-      norm.store(block(k), value);
+      norm.store(0, block(k), value);
     };
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -227,8 +242,8 @@ __device__ __forceinline__ void quantize_by_block(int n, Load load, Store store)
   }
 }
 
-// A norm's result as the input of a product of one token. The whole block calls its functions, in the order in which
-// they are declared.
+// A norm's result as the input of a product with a token dimension (token_grid()). The whole block calls its functions,
+// in the order in which they are declared.
 template <DType D>
 struct NormedInput {
   static constexpr int kInFlight = 4;  // loads a thread
@@ -258,9 +273,9 @@ struct NormedInput {
   // Writes the block's share of the norm's result. Called by one warp.
   __device__ __forceinline__ void store_result(float scale) const {
 #pragma unroll 1
-    for (int block = static_cast<int>(blockIdx.x); block < norm.n / 32; block += static_cast<int>(gridDim.x)) {
+    for (int block = static_cast<int>(blockIdx.y); block < norm.n / 32; block += static_cast<int>(gridDim.y)) {
       const int i = block * 32 + static_cast<int>(threadIdx.x % kWarp);
-      norm.store(block, reinterpret_cast<const float*>(&staged.unit(i / 4))[i % 4] * scale);
+      norm.store(blockIdx.x, block, reinterpret_cast<const float*>(&staged.unit(i / 4))[i % 4] * scale);
     }
   }
 
@@ -274,7 +289,7 @@ struct NormedInput {
     float squares = 0.0f;
     for (int base = threadIdx.x; base < n_quads; base += kInFlight * blockDim.x) {
       RowQuads<kInFlight> x;
-      x.load(norm.x, base, n_quads);
+      x.load(norm.x + int64_t{blockIdx.x} * norm.n, base, n_quads);
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         const int i = base + u * static_cast<int>(blockDim.x);
@@ -291,8 +306,8 @@ struct NormedInput {
   }
 };
 
-// The same with quantised weights, from norm.unscaled. Block b stores block b of the result, so that the grid needs to
-// have as many.
+// The same with quantised weights, from norm.unscaled. A token's block b stores block b of the result, so that it needs
+// to have as many.
 template <DType D>
 requires(Format<D>::kQuantized) struct NormedInput<D> {
   const InputNorm& norm;
@@ -301,12 +316,13 @@ requires(Format<D>::kQuantized) struct NormedInput<D> {
   __device__ NormedInput(const InputNorm& a, uint4* shared) : norm(a), staged(shared, a.n / Format<D>::kWeights) {}
 
   __device__ __forceinline__ void start() const {
-    if (stores()) copy_units(copies().weight, norm.weight + blockIdx.x * 32, 32);
+    if (stores()) copy_units(copies().weight, norm.weight + blockIdx.y * 32, 32);
   }
   __device__ __forceinline__ void fill() {
-    copy_units(copies().squares, norm.unscaled.squares, norm.n / 32);
-    if (stores()) copy_units(copies().x, norm.x + blockIdx.x * 32, 32);
-    staged.fill(input_row<D>({nullptr, norm.unscaled.q8}, 0, norm.n), 0, norm.n / Format<D>::kWeights);
+    const UnscaledNorm unscaled = norm.unscaled.row(blockIdx.x);
+    copy_units(copies().squares, unscaled.squares, norm.n / 32);
+    if (stores()) copy_units(copies().x, norm.x + int64_t{blockIdx.x} * norm.n + blockIdx.y * 32, 32);
+    staged.fill(input_row<D>({nullptr, unscaled.q8}, 0, norm.n), 0, norm.n / Format<D>::kWeights);
     __syncthreads();
   }
   __device__ __forceinline__ float scale() const {
@@ -321,7 +337,7 @@ requires(Format<D>::kQuantized) struct NormedInput<D> {
   __device__ __forceinline__ void store_result(float scale) const {
     if (!stores()) return;
     const int lane = threadIdx.x % kWarp;
-    norm.store(static_cast<int>(blockIdx.x), copies().x[lane] * copies().weight[lane] * scale);
+    norm.store(blockIdx.x, static_cast<int>(blockIdx.y), copies().x[lane] * copies().weight[lane] * scale);
   }
 
  private:
@@ -334,7 +350,7 @@ requires(Format<D>::kQuantized) struct NormedInput<D> {
     return c;
   }
   __device__ __forceinline__ bool stores() const {
-    return static_cast<int>(blockIdx.x) < norm.n / 32;
+    return static_cast<int>(blockIdx.y) < norm.n / 32;
   }
   // n floats, and up to 3 more; n is at most four a thread.
   static __device__ __forceinline__ void copy_units(float* to, const float* from, int n) {

@@ -101,7 +101,7 @@ void HostProducts::multiply(const Operand& a, const Operand& b, const Block& c, 
                                              .y = c.data + row * c.stride + col,
                                              .y_stride = c.stride,
                                              .accumulate = form.accumulate || k > 0}};
-        device_.matmul(parts, {const_cast<float*>(x), nullptr}, n_rows);
+        device_.matmul(parts, Act{const_cast<float*>(x), nullptr}, n_rows);
       }
     }
   }

@@ -9,8 +9,8 @@
 #include "core/log.h"
 #include "offline/report/bench_plot.h"
 #include "tools/commands.h"
+#include "tools/figures.h"
 #include "tools/output.h"
-#include "tools/report.h"
 
 namespace hearth::tools {
 namespace {
@@ -43,7 +43,7 @@ struct Setting {
 struct BenchOptions {
   ModelOptions model;
   Sweep sweep;
-  std::vector<int64_t> n_prompt = {512}, n_gen = {128}, depths = {0};
+  std::vector<int64_t> n_prompt = {512}, n_gen = {128}, depths = {0}, parallel = {1};
   int repetitions = 5;
   std::string output = "md", plot, from;
   bool no_bandwidth = false;
@@ -89,7 +89,8 @@ void check(BenchOptions& o) {
   constexpr int64_t kLimit = int64_t{1} << 24;
   check_range(o.n_prompt, "-p", 0, kLimit), check_range(o.n_gen, "-n", 0, kLimit);
   check_range(o.depths, "--ctx-fill", 0, kLimit), check_range(o.sweep.threads, "-t", 1, 1024);
-  check_range(o.sweep.contexts, "-c", 0, int64_t{1} << 30);
+  check_range(o.sweep.contexts, "-c", 0, int64_t{1} << 30), check_range(o.parallel, "--parallel", 1, 256);
+  o.model.n_sequences = largest(o.parallel);
   const int64_t needed = largest(o.depths) + std::max({largest(o.n_prompt), largest(o.n_gen), int64_t{1}});
   if (o.sweep.contexts.empty()) o.sweep.contexts = {needed};
   for (int64_t& n_ctx : o.sweep.contexts) {
@@ -149,7 +150,9 @@ void run_tests(const BenchOptions& o, const Setting& setting, Results& results) 
       if (n > 0) results.put(bench_json(about, runner.prompt(n, depth)));
     }
     for (const int64_t n : o.n_gen) {
-      if (n > 0) results.put(bench_json(about, runner.generation(n, depth)));
+      for (const int64_t n_parallel : o.parallel) {
+        if (n > 0) results.put(bench_json(about, runner.generation(n, depth, n_parallel)));
+      }
     }
   }
   print_memory(session);
@@ -272,6 +275,8 @@ void register_bench(CLI::App& app) {
   };
   list("-p,--n-prompt", o->n_prompt, "pp: evaluate a prompt of N tokens; 0: none");
   list("-n,--n-gen", o->n_gen, "tg: generate N tokens one by one; 0: none");
+  list("--parallel,--n-parallel", o->parallel,
+       "tg: for so many sequences at once, one token of each in a step; t/s is of all together");
   list("-d,--ctx-fill,--n-depth", o->depths, "Run the tests after N tokens of context");
   sub->add_option("-r,--repetitions", o->repetitions, "Repetitions of each test, after one to warm up")
       ->check(CLI::Range(1, 10000))

@@ -49,6 +49,7 @@ struct BenchRow {
   std::string backend, device;
   int threads = 0;
   int64_t n_prompt = 0, n_gen = 0, n_depth = 0, n_ctx = 0;
+  int64_t n_parallel = 1;         // generation: sequences that get a token each in every step
   std::vector<double> seconds;    // one per repetition
   double memory_bandwidth = 0;    // of the main device, measured, bytes/s; 0 when it was not
   engine::SideBytes token_bytes;  // generation: read for a token
@@ -57,7 +58,7 @@ struct BenchRow {
   double density = 0;             // generation in a sparse mode: share of neurons computed; NaN otherwise
   std::optional<BenchDivision> division;
   std::optional<BenchProfile> profile;
-  std::string test() const;           // "pp512", "tg128 @ d4096"
+  std::string test() const;           // "pp512", "tg128 @ d4096", "tg128 × 4"
   std::vector<double> rates() const;  // tokens per second, one per repetition
 };
 
@@ -77,11 +78,13 @@ class Bench {
   Bench(Session& session, int repetitions, bool measure_bandwidth);
 
   BenchRow prompt(int64_t n, int64_t depth);
-  BenchRow generation(int64_t n, int64_t depth);
+  // n tokens for each of n_parallel sequences, one of each in a step.
+  BenchRow generation(int64_t n, int64_t depth, int64_t n_parallel = 1);
 
  private:
   BenchRow new_row(int64_t depth);
   std::vector<int32_t> random_ids(int64_t n);
+  void truncate(int64_t depth);  // all sequences
   void measure_bandwidths();
   template <typename Work>
   void repeat(BenchRow& row, int64_t depth, Work&& work);
@@ -91,7 +94,10 @@ class Bench {
 
   Session& session_;
   engine::Engine& engine_;
+  engine::Sequence& text_;
+  std::vector<engine::Sequence> others_;  // beside it, of the running test
   int repetitions_;
+  int64_t n_parallel_ = 1;  // of the running test
   bool measure_bandwidth_;
   engine::SideBytes bandwidths_;  // measured beside the repetitions of the running test, bytes/s
 };

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "tools/bench.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 
 namespace hearth::tools {
 namespace {
@@ -41,6 +41,7 @@ std::string test_of(const ordered_json& row) {
   BenchRow r;
   r.n_prompt = static_cast<int64_t>(number(row, "n_prompt")), r.n_gen = static_cast<int64_t>(number(row, "n_gen"));
   r.n_depth = static_cast<int64_t>(number(row, "n_depth"));
+  r.n_parallel = std::max<int64_t>(1, static_cast<int64_t>(number(row, "n_parallel")));
   return r.test();
 }
 
@@ -139,6 +140,7 @@ std::vector<const char*> csv_keys() {
           "n_prompt",
           "n_gen",
           "n_depth",
+          "n_parallel",
           "avg_ns",
           "stddev_ns",
           "avg_ts",
@@ -247,6 +249,7 @@ ordered_json bench_json(const BenchModel& model, const BenchRow& row) {
   j["n_prompt"] = row.n_prompt;
   j["n_gen"] = row.n_gen;
   j["n_depth"] = row.n_depth;
+  j["n_parallel"] = row.n_parallel;
   j["avg_ns"] = std::llround(time.mean * 1e9);
   j["stddev_ns"] = std::llround(time.sd * 1e9);
   j["avg_ts"] = rate.mean;

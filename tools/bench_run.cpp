@@ -49,42 +49,56 @@ double prompt_flops(const model::Model& model, int64_t T, int64_t n_past) {
 }
 
 std::string BenchRow::test() const {
-  const std::string name = n_prompt > 0 ? fmt::format("pp{}", n_prompt) : fmt::format("tg{}", n_gen);
+  std::string name = n_prompt > 0 ? fmt::format("pp{}", n_prompt) : fmt::format("tg{}", n_gen);
+  if (n_parallel > 1) name += fmt::format(" × {}", n_parallel);
   return n_depth > 0 ? fmt::format("{} @ d{}", name, n_depth) : name;
 }
 
 std::vector<double> BenchRow::rates() const {
   std::vector<double> r;
-  for (const double s : seconds) r.push_back(static_cast<double>(n_prompt + n_gen) / s);
+  for (const double s : seconds) r.push_back(static_cast<double>(n_prompt + n_gen * n_parallel) / s);
   return r;
 }
 
 Bench::Bench(Session& session, int repetitions, bool measure_bandwidth)
-    : session_(session), engine_(session.engine()), repetitions_(repetitions), measure_bandwidth_(measure_bandwidth) {}
+    : session_(session),
+      engine_(session.engine()),
+      text_(session.text()),
+      repetitions_(repetitions),
+      measure_bandwidth_(measure_bandwidth) {}
 
 BenchRow Bench::prompt(int64_t n, int64_t depth) {
   const std::vector<int32_t> ids = random_ids(n);
   BenchRow row = new_row(depth);
   row.n_prompt = n;
   const bool measure = std::exchange(measure_bandwidth_, false);  // arithmetic is what limits a prompt
-  repeat(row, depth, [&] { engine_.eval(ids); });
+  repeat(row, depth, [&] { engine_.eval(text_, ids); });
   measure_bandwidth_ = measure;
   row.flops_per_second = prompt_flops(session_.model(), n, depth) / mean_sd(row.seconds).mean;
-  if (session_.profiler() != nullptr) row.profile = profiled(depth, 1, [&] { engine_.eval(ids); });
+  if (session_.profiler() != nullptr) row.profile = profiled(depth, 1, [&] { engine_.eval(text_, ids); });
   return row;
 }
 
-BenchRow Bench::generation(int64_t n, int64_t depth) {
-  const std::vector<int32_t> ids = random_ids(n);
+BenchRow Bench::generation(int64_t n, int64_t depth, int64_t n_parallel) {
+  const std::vector<int32_t> ids = random_ids(n * n_parallel);
   const auto generate = [&] {
-    for (const int32_t id : ids) engine_.eval_greedy(id);
+    for (auto at = ids.begin(); at != ids.end(); at += n_parallel) {
+      engine::Batch batch;
+      batch.add(text_, {&*at, 1});
+      for (size_t i = 0; i < others_.size(); ++i) batch.add(others_[i], {&at[static_cast<std::ptrdiff_t>(i) + 1], 1});
+      engine_.eval(batch);
+      for (int64_t row = 0; row < n_parallel; ++row) engine_.best(row);
+    }
   };
   BenchRow row = new_row(depth);
-  row.n_gen = n;
+  row.n_gen = n, row.n_parallel = n_parallel;
+  n_parallel_ = n_parallel;
   const engine::DensityStats before = engine_.density();
   repeat(row, depth, generate);
   const engine::DensityStats counted = engine_.density().since(before);
   row.density = counted.density(engine_.config().n_ff);
+  n_parallel_ = 1, others_.clear();
+  if (n_parallel > 1) return row;  // what a token reads depends on how much its neighbours need the same
   const engine::TokenTraffic traffic = engine_.traffic(counted, depth + n / 2);
   row.token_bytes = traffic.total();
   engine::SideBytes bandwidth = bandwidths_;
@@ -142,16 +156,22 @@ void Bench::measure_bandwidths() {
 template <typename Work>
 void Bench::repeat(BenchRow& row, int64_t depth, Work&& work) {
   bandwidths_ = {};
-  engine_.truncate(0);
-  if (depth > 0) engine_.eval(random_ids(depth));
+  text_.truncate(0);
+  if (depth > 0) engine_.eval(text_, random_ids(depth));
+  while (std::ssize(others_) < n_parallel_ - 1) others_.push_back(text_.fork("bench"));
   for (int i = -1; i < repetitions_; ++i) {
-    engine_.truncate(depth);
+    truncate(depth);
     if (i >= 0) measure_bandwidths();
     const auto begin = std::chrono::steady_clock::now();
     work();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (i >= 0) row.seconds.push_back(seconds.count());
   }
+}
+
+void Bench::truncate(int64_t depth) {
+  text_.truncate(depth);
+  for (engine::Sequence& other : others_) other.truncate(depth);
 }
 
 int64_t Bench::hand_offs() const {
@@ -165,7 +185,7 @@ int64_t Bench::hand_offs() const {
 // One more run, with the profilers on. Per pass.
 template <typename Work>
 BenchProfile Bench::profiled(int64_t depth, int64_t passes, Work&& work) {
-  engine_.truncate(depth);
+  truncate(depth);
   const auto each = [&](engine::ProfilingDevice* profiler, auto& parts, BenchProfile::Rows& rows) {
     if (profiler == nullptr) return;
     parts = profiler->parts();

@@ -8,9 +8,10 @@
 #include "core/log.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "model/attach_predictors.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 #include "tools/system.h"
 
 namespace hearth::tools {
@@ -49,7 +50,7 @@ uint64_t context_bytes(const Device& device) {
 engine::EngineOptions engine_options(const ModelOptions& o) {
   engine::EngineOptions e;
   e.n_ctx = o.n_ctx;
-  e.n_batch = o.n_batch;
+  e.n_batch = o.n_batch, e.n_sequences = o.n_sequences;
   e.sparsity = engine::parse_sparsity(o.sparsity);
   e.look_ahead = !o.no_look_ahead;
   e.use_graph = !o.no_graph;
@@ -83,8 +84,8 @@ void add_thread_option(CLI::App& sub, int& threads) {
 void add_predictor_option(CLI::App& sub, std::string& predictor) {
   sub.add_option("--predictor", predictor,
                  "none: leave the model's predictors unused. auto: those of the sidecar, else of the model's own file. "
-                 "svd, mlp, sign, gate-bits, powerinfer: the same, and it is an error if they are of another kind")
-      ->check(CLI::IsMember({"none", "auto", "svd", "mlp", "sign", "gate-bits", "powerinfer"}))
+                 "svd, mlp, gate-bits, powerinfer: the same, and it is an error if they are of another kind")
+      ->check(CLI::IsMember({"none", "auto", "svd", "mlp", "gate-bits", "powerinfer"}))
       ->capture_default_str()
       ->group("Model");
 }
@@ -303,8 +304,8 @@ void Session::start_divided(const ModelOptions& options) {
   host_device_ = cpu::make_device(*team_);
   const double opened = passed_ms();
   offline::PlanRequest request;
-  request.n_ctx = options.n_ctx, request.n_batch = options.n_batch;
-  request.sparsity = offline::parse_sparsity_rule(options.sparsity);
+  request.n_ctx = options.n_ctx, request.n_batch = options.n_batch, request.n_sequences = options.n_sequences;
+  request.sparsity = engine::parse_sparsity(options.sparsity);
   planned_ = plan_run(*model_, sidecar(),
                       {.vram_budget = options.vram_budget,
                        .plan_file = options.plan,
@@ -351,14 +352,16 @@ void Session::make_engine(const ModelOptions& options) {
   e.copy_weights = copies_weights(options);
   if (!planned_) {
     engine_ = std::make_unique<engine::Engine>(*model_, device, e);
+    text_ = engine_->sequence();
     return;
   }
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
-  e.n_batch = planned_->placement.n_batch;
+  e.n_batch = planned_->placement.n_batch, e.n_sequences = planned_->placement.n_sequences;
   e.stream_tokens = options.stream_tokens.value_or(planned_->stream_tokens);
   log::debug("batches of {} tokens or more stream the CPU's weights to the GPU", e.stream_tokens);
   Device& host = profiled(*host_device_, host_profiler_);
   engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});
+  text_ = engine_->sequence();
 }
 
 std::string Session::sparsity_reason(const ModelOptions& options) {
@@ -386,8 +389,12 @@ std::string Session::sparsity_reason(const ModelOptions& options) {
 
 void Session::eval_all(std::span<const int32_t> ids,
                        FunctionRef<void(int64_t i, std::span<const float> logits)> visit) {
-  if (!one_by_one()) return engine_->eval_all(ids, visit);
-  for (size_t i = 0; i < ids.size(); ++i) visit(static_cast<int64_t>(i), engine_->eval(ids.subspan(i, 1)));
+  const size_t at_once = approximates() ? static_cast<size_t>(kFewTokens) : ids.size();
+  for (size_t first = 0; first < ids.size(); first += at_once) {
+    engine_->eval_all(
+        *text_, ids.subspan(first, std::min(at_once, ids.size() - first)),
+        [&](int64_t i, std::span<const float> logits) { visit(static_cast<int64_t>(first) + i, logits); });
+  }
 }
 
 const text::Tokenizer* Session::tokenizer() {

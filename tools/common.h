@@ -14,7 +14,7 @@
 #include "model/model.h"
 #include "model/sidecar.h"
 #include "text/tokenizer.h"
-#include "tools/placing.h"
+#include "tools/choose_placement.h"
 #include "tools/thresholds.h"
 
 namespace hearth::tools {
@@ -27,6 +27,7 @@ struct ModelOptions {
   int threads = 0;                        // 0: physical cores
   int64_t n_ctx = 0;                      // 0: the model's, at most 4096
   int64_t n_batch = 512;
+  int64_t n_sequences = 1;  // of n_ctx positions each; set by subcommands
   std::string sparsity = "auto";
   SparseThreshold sparse_threshold;
   std::string predictor = "auto";  // none, auto, or a method that every predictor must be of
@@ -66,6 +67,7 @@ class Session {
 
   model::Model& model() { return *model_; }
   engine::Engine& engine() { return *engine_; }
+  engine::Sequence& text() { return *text_; }  // the one that run, logits, perplexity and bench evaluate
   Device& device() { return engine_->device(); }
   ThreadTeam& team() { return *team_; }
   bool on_gpu() const { return gpu_.has_value(); }
@@ -77,13 +79,13 @@ class Session {
   double load_seconds() const { return load_seconds_; }
   // Thresholds leave out neurons that are not zero.
   bool thresholded() const { return !thresholds_.by_layer.empty(); }
-  // Neurons that are not zero may be left out, by thresholds or predictors. Batches are dense: to see what that does,
-  // tokens must be evaluated one by one, as a text is generated.
-  bool one_by_one() const {
+  // Neurons that are not zero may be left out, by thresholds or predictors. Large batches are dense: to see what that
+  // does, tokens must be evaluated a few at a time.
+  bool approximates() const {
     const engine::Sparsity s = engine_->sparsity();
     return s == engine::Sparsity::predict || (s == engine::Sparsity::exact && thresholded());
   }
-  // Evaluates ids and calls visit(i, logits) for each, one by one where that makes a difference.
+  // Appends ids to the text and calls visit(i, logits) for each; a few at a time where that makes a difference.
   void eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
   const std::optional<PlannedRun>& planned() const { return planned_; }  // when the model is divided
 
@@ -110,6 +112,7 @@ class Session {
   std::optional<PlannedRun> planned_;
   std::unique_ptr<engine::ProfilingDevice> profiler_, host_profiler_;
   std::unique_ptr<engine::Engine> engine_;  // after everything it refers to
+  std::optional<engine::Sequence> text_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::optional<int> gpu_;
   ChosenThresholds thresholds_;

@@ -12,7 +12,7 @@
 #include "offline/convert/powerinfer.h"
 #include "tools/commands.h"
 #include "tools/common.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 
 namespace hearth::tools {
 namespace {

@@ -10,8 +10,8 @@
 #include "offline/plan/cost_model.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/figures.h"
 #include "tools/output.h"
-#include "tools/report.h"
 #include "tools/system.h"
 
 namespace hearth::tools {

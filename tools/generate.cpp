@@ -30,6 +30,7 @@ class Generation {
  public:
   Generation(Session& session, const GenerateOptions& options)
       : engine_(session.engine()),
+        text_(session.text()),
         tokenizer_(session.require_tokenizer("run")),
         options_(options),
         sampler_(params(options, tokenizer_)),
@@ -52,7 +53,7 @@ class Generation {
       put(stops_.push(decoder_.push(*next)), emit);
       if (result_.ending = Ending::stop_string; stops_.stopped()) break;
       if (result_.ending = Ending::length; static_cast<int64_t>(result_.ids.size()) == options_.n_predict) break;
-      if (result_.ending = Ending::context_full; engine_.n_past() == engine_.n_ctx()) break;
+      if (result_.ending = Ending::context_full; text_.n_past() == engine_.n_ctx()) break;
       next = evaluate(*next);
     }
     put(stops_.push(decoder_.flush()), emit);
@@ -89,14 +90,14 @@ class Generation {
 
   // Batch by batch, so that Ctrl-C does not wait for a long prompt. The first token, unless none is wanted.
   std::optional<int32_t> evaluate_prompt(std::span<const int32_t> prompt, const std::function<bool()>& interrupted) {
-    require_room(engine_, prompt.size());
+    require_room(engine_, text_, prompt.size());
     std::span<const float> logits;
     const auto n_batch = static_cast<size_t>(kPromptStep);
     for (size_t first = 0; first < prompt.size(); first += n_batch) {
       if (result_.ending = Ending::interrupted; interrupted()) return std::nullopt;
       const auto batch = prompt.subspan(first, std::min(n_batch, prompt.size() - first));
       Stopwatch watch(result_.timings.prompt);
-      logits = engine_.eval(batch);
+      logits = engine_.eval(text_, batch);
       result_.timings.n_prompt += static_cast<int64_t>(batch.size());
     }
     for (const int32_t id : prompt) sampler_.accept(id);
@@ -113,11 +114,11 @@ class Generation {
     {
       Stopwatch watch(result_.timings.eval);
       if (greedy_on_device_) {
-        const int32_t best = engine_.eval_greedy(id);
+        const int32_t best = engine_.eval_greedy(text_, id);
         if (may_draw(best)) return best;
-        logits = engine_.last_logits();  // now and then the second best is wanted
+        logits = engine_.logits(0);  // now and then the second best is wanted
       } else {
-        logits = engine_.eval({&id, 1});
+        logits = engine_.eval(text_, {&id, 1});
       }
     }
     return draw(logits);
@@ -126,6 +127,7 @@ class Generation {
   static constexpr int64_t kPromptStep = 2048;
 
   engine::Engine& engine_;
+  engine::Sequence& text_;
   const text::Tokenizer& tokenizer_;
   const GenerateOptions& options_;
   text::Sampler sampler_;
@@ -154,8 +156,8 @@ const char* to_string(Ending ending) {
   return "?";
 }
 
-void require_room(const engine::Engine& engine, size_t n_prompt) {
-  const int64_t room = engine.n_ctx() - engine.n_past();
+void require_room(const engine::Engine& engine, const engine::Sequence& text, size_t n_prompt) {
+  const int64_t room = engine.n_ctx() - text.n_past();
   if (static_cast<int64_t>(n_prompt) <= room) return;
   fail("the prompt has {} tokens and the context holds {}; use -c {} or more, or a shorter prompt", n_prompt, room,
        n_prompt + 1);

@@ -9,7 +9,7 @@
 
 #include "text/sampler.h"
 #include "tools/common.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 
 namespace hearth::tools {
 
@@ -31,8 +31,8 @@ struct Generated {
   Timings timings;
 };
 
-// Throws Error, with the -c that is needed, when a prompt of this many tokens does not fit the context.
-void require_room(const engine::Engine& engine, size_t n_prompt);
+// Throws Error, with the -c that is needed, when a prompt of this many tokens does not fit behind the text.
+void require_room(const engine::Engine& engine, const engine::Sequence& text, size_t n_prompt);
 
 // Evaluates `prompt` (not empty) and generates. `emit` receives the text as it comes, whole UTF-8 characters only;
 // `interrupted` is asked between tokens. Throws Error when the prompt does not fit the context.

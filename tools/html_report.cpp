@@ -6,13 +6,14 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "model/attach_predictors.h"
 #include "model/model.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
 #include "offline/report/report.h"
+#include "tools/choose_placement.h"
 #include "tools/commands.h"
 #include "tools/common.h"
-#include "tools/placing.h"
 
 namespace hearth::tools {
 namespace {
@@ -35,10 +36,10 @@ void report(Options o) {
   std::string why;
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = o.vram_budget || gpu ? choose_budget(o.vram_budget, o.machine, gpu, why) : 0;
-  set_machine(o.machine, gpu, o.request);
+  set_machine(o.machine, gpu, m, o.request);
   const offline::Planner planner = make_planner(m, {.sidecar = &*sidecar}, o.request);
   std::optional<offline::Planner> with_thresholds;
-  if (sidecar->thresholds && o.request.sparsity != offline::SparsityRule::off)
+  if (sidecar->thresholds && o.request.sparsity != engine::Sparsity::off)
     with_thresholds = make_planner(m, {&*sidecar, sidecar->thresholds->by_layer}, o.request);
   const std::string page =
       offline::html_report(*sidecar, planner, planner.plan(), with_thresholds ? &*with_thresholds : nullptr);

@@ -92,13 +92,13 @@ void logits(const LogitsOptions& o) {
   if (ids.empty()) ids = session.require_tokenizer("logits without --ids").encode(read_prompt(o.prompt));
   if (ids.empty()) fail("there is no token to evaluate; give --ids 1,2,3 or a prompt that is not empty");
   Printer printer(session, o, ids);
-  if (o.all_positions || session.one_by_one()) {
+  if (o.all_positions || session.approximates()) {
     const auto last = static_cast<int64_t>(ids.size()) - 1;
     session.eval_all(ids, [&](int64_t i, std::span<const float> row) {
       if (o.all_positions || i == last) printer.position(i, row);
     });
   } else {
-    printer.position(static_cast<int64_t>(ids.size()) - 1, session.engine().eval(ids));
+    printer.position(static_cast<int64_t>(ids.size()) - 1, session.engine().eval(session.text(), ids));
   }
   printer.finish();
 }

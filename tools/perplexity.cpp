@@ -9,9 +9,9 @@
 #include "offline/tune/metrics.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/figures.h"
 #include "tools/output.h"
 #include "tools/progress.h"
-#include "tools/report.h"
 
 namespace hearth::tools {
 namespace {
@@ -64,7 +64,7 @@ void score_window(Session& session, std::span<const int32_t> ids, std::optional<
   const auto text = ids.subspan(static_cast<size_t>(w.begin), static_cast<size_t>(w.n_inputs));
   inputs.insert(inputs.end(), text.begin(), text.end());
   const int64_t skipped = static_cast<int64_t>(inputs.size()) - w.n_targets;  // scored by an earlier window
-  session.engine().truncate(0);
+  session.text().truncate(0);
   session.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
     if (i < skipped) return;
     mean.add(offline::negative_log_likelihood(logits, ids[static_cast<size_t>(w.first_target + i - skipped)]));
@@ -75,8 +75,8 @@ void perplexity(PerplexityOptions o) {
   if (!o.file && !o.ids_file) fail("there is nothing to evaluate; give a text with -f or token ids with --ids-file");
   if (o.window > 0 && o.model.n_ctx == 0) o.model.n_ctx = o.window;  // a longer context would stay empty
   Session session(o.model);
-  if (session.one_by_one())
-    log::info("only single tokens leave neurons out, so they are evaluated one by one; --sparsity off is faster");
+  if (session.approximates())
+    log::info("large batches leave no neurons out, so tokens are evaluated a few at a time; --sparsity off is faster");
   engine::Engine& engine = session.engine();
   std::vector<int32_t> ids;
   std::optional<int32_t> bos;

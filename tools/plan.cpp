@@ -4,15 +4,17 @@
 #include <string>
 
 #include "core/log.h"
+#include "engine/schedule.h"
+#include "engine/split_weights.h"
 #include "model/model.h"
 #include "model/sidecar.h"
 #include "offline/plan/explain.h"
 #include "offline/plan/plan_file.h"
 #include "offline/plan/planner.h"
+#include "tools/choose_placement.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/output.h"
-#include "tools/placing.h"
 
 namespace hearth::tools {
 namespace {
@@ -24,27 +26,40 @@ struct Options {
   std::optional<double> vram_budget;  // GiB
   offline::PlanRequest request;
   MachineOptions machine;
-  bool json = false, quiet = false, verbose = false;
+  bool schedule = false, json = false, quiet = false, verbose = false;
 };
+
+// What each side does for one layer after the other.
+std::string schedule_text(const model::Model& m, const engine::Placement& placement) {
+  const engine::Schedule schedule(engine::layer_facts(m, placement));
+  std::string text;
+  for (const engine::BatchKind kind : engine::kBatchKindList) {
+    text += fmt::format("{}:\n{}\n", engine::to_string(kind), schedule.print(kind));
+  }
+  return text;
+}
 
 void plan(Options o) {
   set_logging(o.quiet, o.verbose);
   std::string why;
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = choose_budget(o.vram_budget, o.machine, gpu, why);
-  o.request.sparsity = offline::parse_sparsity_rule(o.sparsity);
+  o.request.sparsity = engine::parse_sparsity(o.sparsity);
   model::Model m = model::Model::load(o.model, {o.activation});
   const auto sidecar = model::Sidecar::find(m.file(), m.config(), o.sidecar);
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);
-  set_machine(o.machine, gpu, o.request);
+  set_machine(o.machine, gpu, m, o.request);
   set_product_rate(o.machine, gpu, m, o.request);
   const bool predicts = o.sparsity == "auto" || o.sparsity == "predict";
   const ChosenThresholds thresholds = choose_thresholds(m, statistics, o.sparse_threshold, predicts);
   const offline::Planner planner = make_planner(m, {statistics, thresholds.by_layer, o.gpu_index}, o.request);
   const offline::Plan result = planner.plan();
   const offline::Explanation explanation = offline::explain(planner, result);
-  if (o.json) {
+  if (o.schedule) {
+    if (m.config().ffn.sparse()) m.prepare_sparse();  // as a run does
+    write_out(schedule_text(m, result.placement));
+  } else if (o.json) {
     write_json(offline::plan_json(planner, result, explanation));
   } else {
     write_out(offline::plan_table(planner, result, explanation));
@@ -93,7 +108,9 @@ void register_plan(CLI::App& app) {
   add_gpu_index_option(*sub, o->gpu_index, "Plan");
   sub->add_option("--save", o->save, "Write the plan, to be given back when running")->type_name("FILE")->group("Plan");
   add_machine_options(*sub, o->machine);
-  sub->add_flag("--json", o->json, "Print JSON")->group("General");
+  sub->add_flag("--schedule", o->schedule, "Print what GPU and CPU do for each layer, step by step, instead")
+      ->excludes(sub->add_flag("--json", o->json, "Print JSON")->group("General"))
+      ->group("General");
   add_logging_options(*sub, o->quiet, o->verbose);
   sub->footer(
       "With all three bandwidths any machine can be planned for.\n"

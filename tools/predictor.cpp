@@ -14,7 +14,9 @@
 #include "core/log.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "model/attach_predictors.h"
 #include "model/model.h"
+#include "model/predictors.h"
 #include "model/sidecar.h"
 #include "offline/predictor/choose.h"
 #include "offline/predictor/compare.h"
@@ -78,14 +80,6 @@ Fitting make_fitting(const Options& o, ThreadTeam& team) {
   return f;
 }
 
-model::PredictorInput parse_input(const std::string& name) {
-  for (const auto input :
-       {model::PredictorInput::ffn_input, model::PredictorInput::residual, model::PredictorInput::previous_ffn_input}) {
-    if (name == model::to_string(input)) return input;
-  }
-  fail("unknown predictor input '{}'; expected ffn_input, residual or previous_ffn_input", name);
-}
-
 int64_t parse_rank(const std::string& text) {
   int64_t rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
@@ -118,7 +112,7 @@ offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, con
   const offline::Corpus corpus = corpus_of(o, m, files);
   const std::unique_ptr<Device> device = make_device(o, team);
   offline::SampleOptions options;
-  options.max_tokens = tokens, options.window = o.window, options.input = parse_input(o.input);
+  options.max_tokens = tokens, options.window = o.window, options.input = model::parse_predictor_input(o.input);
   options.only_validate = only_validate;
   log::info("gathering the inputs of {}'s FFNs on {}", m.config().name, device->name());
   const InterruptGuard interrupt;
@@ -135,10 +129,6 @@ offline::Samples gather(const Options& o, model::Model& m, ThreadTeam& team, con
 offline::Candidate make_candidate(const std::string& method, const std::string& rank, const std::string& type) {
   offline::Candidate c;
   c.method = offline::parse_fit_method(method);
-  if (c.method == offline::FitMethod::sign) {
-    c.type = DType::f32;
-    return c;
-  }
   c.type = type == "auto" ? DType::q8_0 : parse_type(type);
   if (c.method == offline::FitMethod::gate_bits) {
     if (type == "auto") c.type = DType::q4_0;
@@ -151,7 +141,7 @@ offline::Candidate make_candidate(const std::string& method, const std::string& 
 // What --method, --rank and --type leave open.
 std::vector<offline::Candidate> candidates_of(const Options& o, const model::Model& m) {
   const FfnShard& ffn = m.weights().layers.front().ffn;
-  if (o.method == "sign" || o.method == "gate-bits" || (o.method != "auto" && o.rank != "auto")) {
+  if (o.method == "gate-bits" || (o.method != "auto" && o.rank != "auto")) {
     return {make_candidate(o.method, o.rank, o.type)};
   }
   std::vector<offline::Candidate> all =
@@ -189,7 +179,8 @@ void parse_layers(const std::string& text, size_t n_layer, offline::FitPlan& pla
 offline::FitPlan make_plan(const Options& o, const model::Model& m) {
   offline::FitPlan plan;
   plan.fit.recall = o.recall, plan.fit.threshold = o.threshold;
-  plan.samples.max_tokens = o.tokens, plan.samples.window = o.window, plan.samples.input = parse_input(o.input);
+  plan.samples.max_tokens = o.tokens, plan.samples.window = o.window,
+  plan.samples.input = model::parse_predictor_input(o.input);
   plan.candidates = candidates_of(o, m);
   plan.for_gpu = o.read_by == "gpu";
   plan.sample_bytes = static_cast<uint64_t>(o.sample_memory * (1 << 30));
@@ -255,8 +246,9 @@ void fit(const Options& o) {
       throw CLI::RuntimeError(kInterruptedStatus);
     }
   }
-  // Other layers keep the predictors that they have.
-  if (sidecar.file != nullptr && model::has_predictors(*sidecar.file)) {
+  // Other layers keep the predictors that they have. Where there are none, old ones need not be readable.
+  const bool keeps_others = plan.n_layers < m.weights().layers.size();
+  if (keeps_others && sidecar.file != nullptr && model::has_predictors(*sidecar.file)) {
     for (const model::StoredPredictor& p : model::read_predictors(*sidecar.file, sidecar.n_embd, sidecar.n_ff)) {
       sidecar.new_predictors.push_back(offline::owned_copy(p));
     }
@@ -397,8 +389,8 @@ void add_sidecar(CLI::App& sub, Options& o) {
 }
 
 void add_kind(CLI::App& sub, Options& o) {
-  sub.add_option("--method", o.method, "svd, mlp, sign, gate-bits, or auto: whichever costs least time a token")
-      ->check(CLI::IsMember({"svd", "mlp", "sign", "gate-bits", "auto"}))
+  sub.add_option("--method", o.method, "svd, mlp, gate-bits, or auto: whichever costs least time a token")
+      ->check(CLI::IsMember({"svd", "mlp", "gate-bits", "auto"}))
       ->capture_default_str()
       ->group("Predictor");
   sub.add_option("--rank", o.rank, "Rows of fc1, or auto")->capture_default_str()->group("Predictor");
@@ -409,9 +401,8 @@ void add_kind(CLI::App& sub, Options& o) {
       ->check(CLI::Range(0.5, 0.999999))
       ->capture_default_str()
       ->group("Predictor");
-  sub.add_option("--input", o.input,
-                 "What it reads: ffn_input, residual (before the norm) or previous_ffn_input (of the layer before)")
-      ->check(CLI::IsMember({"ffn_input", "residual", "previous_ffn_input"}))
+  sub.add_option("--input", o.input, "Its input: ffn_input, or residual (before the norm)")
+      ->check(CLI::IsMember({"ffn_input", "residual"}))
       ->capture_default_str()
       ->group("Predictor");
   sub.add_option("--device", o.device,
@@ -486,7 +477,8 @@ void register_compare(CLI::App& top) {
       ->check(CLI::ExistingDirectory)
       ->group("General");
   sub->add_flag("--json", o->json, "Print JSON, every wanted recall included")->group("General");
-  sub->footer("Example: hearth predictor compare -m model.gguf -f a.txt --test b.txt --candidate svd:128:q8_0 sign");
+  sub->footer(
+      "Example: hearth predictor compare -m model.gguf -f a.txt --test b.txt --candidate svd:128:q8_0 gate-bits:q4_0");
   sub->callback([o] { compare(*o); });
 }
 

@@ -20,10 +20,10 @@
 #include "text/tokenizer.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/figures.h"
 #include "tools/interrupt.h"
 #include "tools/output.h"
 #include "tools/progress.h"
-#include "tools/report.h"
 
 namespace hearth::tools {
 namespace {
@@ -165,7 +165,11 @@ void register_profile(CLI::App& app) {
   sub->add_option("--activation", o->activation, "Take the FFN's activation to be this, whatever the file says")
       ->group("Model");
   add_gathering_options(*sub, *o);
-  sub->add_flag("--show", o->show, "Show what the sidecar holds, and gather nothing")->group("Profile");
+  sub->add_flag(
+         "--show", o->show,
+         "Show what the sidecar holds, and gather nothing: by layer, how many neurons a token needs, and how many "
+         "2, 4 and 8 consecutive tokens need together")
+      ->group("Profile");
   sub->add_flag("--json", o->json, "Print the summary as JSON")->group("General");
   add_thread_option(*sub, o->threads);
   sub->add_option("--device", o->device, "cpu, cuda, or auto: the GPU when there is one")

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "core/log.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 
 namespace hearth::tools {
 

@@ -10,8 +10,8 @@
 #include "offline/quantize.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/figures.h"
 #include "tools/progress.h"
-#include "tools/report.h"
 
 namespace hearth::tools {
 namespace {

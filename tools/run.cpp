@@ -83,7 +83,7 @@ std::optional<offline::Comparison> compare(Session& session, const RunOptions& o
     log::info("--compare-dense: every neuron was computed, so there is nothing to compare");
     return std::nullopt;
   }
-  const offline::Comparison c = compare_with_dense(session.engine(), prompt, g.ids, *o.compare_dense, o.model.n_batch);
+  const offline::Comparison c = compare_with_dense(session.engine(), session.text(), prompt, g.ids, *o.compare_dense);
   if (c.n() == 0) {
     log::info("--compare-dense: fewer than two tokens were generated, so there is nothing to compare");
     return std::nullopt;
@@ -117,7 +117,7 @@ void run(const RunOptions& o) {
   const std::string text = read_prompt(o.prompt);
   const std::vector<int32_t> ids = encode_prompt(tokenizer, o.chat ? chat_prompt(o, tokenizer, text) : text);
 
-  require_room(session.engine(), ids.size());  // before anything is printed
+  require_room(session.engine(), session.text(), ids.size());  // before anything is printed
 
   const InterruptGuard interrupt;
   if (!o.json && !o.chat && !o.no_display_prompt) write_out(text);

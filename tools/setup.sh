@@ -37,10 +37,9 @@ libpcre2-dev      header  pcre2.h
 libhwloc-dev      header  hwloc.h
 libxxhash-dev     header  xxhash.h
 '
-# What the tests need besides; GLPK gives the planner's tests an exact solver to compare with.
+# What the tests need besides.
 test_requirements='
 libgtest-dev      header  gtest/gtest.h
-libglpk-dev       header  glpk.h
 '
 
 has() {

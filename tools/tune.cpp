@@ -18,11 +18,11 @@
 #include "offline/tune/record.h"
 #include "offline/tune/tune.h"
 #include "text/tokenizer.h"
+#include "tools/choose_placement.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/interrupt.h"
 #include "tools/output.h"
-#include "tools/placing.h"
 #include "tools/progress.h"
 
 namespace hearth::tools {
@@ -92,13 +92,13 @@ Parts read_parts(const Options& o, const text::Tokenizer& tokenizer) {
 }
 
 // The machine that time is planned for.
-void set_plan(Options& o) {
+void set_plan(Options& o, const model::Model& m) {
   std::string why;
   const std::optional<cuda::GpuInfo> gpu = o.device == "cpu" ? std::nullopt : find_gpu(o.machine.gpu, why);
   offline::PlanRequest& plan = o.request.plan;
   plan.vram_budget =
       o.vram_budget || gpu ? choose_budget(o.vram_budget, o.machine, gpu, why) : 0;  // without a GPU: the CPU alone
-  set_machine(o.machine, gpu, plan);
+  set_machine(o.machine, gpu, m, plan);
 }
 
 // Decoding is measured where it would run as it is planned: all on the device that compared, of this machine.
@@ -142,7 +142,7 @@ void tune(Options o) {
                                                        : model::Sidecar::empty_for(m.file(), m.config());
   const auto tokenizer = text::Tokenizer::load(m.file());
   const Parts parts = read_parts(o, *tokenizer);
-  set_plan(o);
+  set_plan(o, m);
   ThreadTeam team(o.machine.threads);
   const std::unique_ptr<Device> device = make_device(o, m, team);
 

@@ -1,6 +1,12 @@
 #pragma once
 // What a token costs on one machine: bandwidths, the share of them that real kernels reach, and fixed times. One plain
-// struct, so that calibrating it is assigning to its fields.
+// struct, so that calibrating it is assigning to its fields. Where figures come from:
+//   measured when first needed, and kept (machine.h)   bandwidths, cpu_flops; set_rates(): dense and sparse shares,
+//                                                      fetched_speedup, times of a hand-off
+//   of another machine, whose bandwidths are given     the figures below, and set_weights()
+//   of the kernels, whatever the machine               their numbers; a kernel's time, link_efficiency, overlap_loss,
+//                                                      token_seconds, host_embedding_seconds: as measured on an H200
+//   of the model                                       foreseen_share, predicted_per_active, where nobody measured them
 //
 //   token  = token_seconds + embedding + sum over layers of (attention + ffn) + head
 //   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
@@ -10,8 +16,7 @@
 //            hand-off is a part of the CPU's side: asking + max(handoff - asking + (1 - share) * rows / (cpu * sparse),
 //            share * rows / (pcie * link)); with a share of 1 nobody asks the CPU, and the link has the host's memory
 //            for itself
-//     S    = what must be known before either side starts: the predictor, or the gates when the GPU holds cold neurons'
-//            gates; otherwise the GPU's gates are part of `hot`
+//     S    = what must be known before either side starts: the predictor; gates are part of either side's time
 //     With look-ahead the GPU reads the next layer's predictor beside its own rows, and linked ones are counted as if
 //     they came after it; the CPU fetches foreseen_share of its rows while the GPU attends and predicts, as far
 //     as that time goes, and needs 1 / fetched_speedup of the time for these afterwards.
@@ -20,11 +25,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
+#include "core/device.h"
 #include "core/dtype.h"
+#include "engine/cold_stream.h"
 
 namespace hearth::offline {
+
+// As measured on one machine with one type of weights (rates.h); 0 = not measured.
+struct KernelRates {
+  double cpu_dense = 0, cpu_sparse = 0;  // bytes/s of one token: whole matrices; rows of a list of neurons
+  double gpu_dense = 0, gpu_sparse = 0;
+  double fetched_speedup = 0;
+  double handoff_seconds = 0;  // GPU -> CPU -> GPU alone
+};
 
 struct CostModel {
   // Measured, bytes/s.
@@ -65,10 +81,6 @@ struct CostModel {
   double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
 
-  // May the gate row of a neuron be on the GPU while its up and down rows are on the CPU? What the engine can load
-  // decides.
-  bool separate_gates = true;
-
   // Neurons that a predictor names, for each that is active, where that was not measured (LayerShape).
   double predicted_per_active = 1.4;
 
@@ -81,14 +93,33 @@ struct CostModel {
     return std::max(kFewest, static_cast<int64_t>(std::ceil(std::min(tokens, 1e9))));
   }
 
-  // Quantised weights are bound by arithmetic and latencies more than by bytes, so that it brings little to have them
-  // in a cache: figures of kernels for them, from 7B runs at 2.5 to 4.7 GiB (H200, 16 Xeon cores).
+  // Figures for a machine that nothing was measured on. Quantised weights are bound by arithmetic and latencies more
+  // than by bytes, so that it brings little to have them in a cache: figures of kernels for them, from 7B runs at 2.5
+  // to 4.7 GiB (H200, 16 Xeon cores).
   void set_weights(DType type) {
     if (type == DType::q8_0) fetched_speedup = 1.1;
     if (type != DType::q4_0) return;
     gpu_dense_efficiency = 0.62, gpu_sparse_efficiency = 0.4;
     cpu_dense_efficiency = 0.4, cpu_sparse_efficiency = 0.28;
     fetched_speedup = 1;
+  }
+
+  // After the bandwidths, of which they become shares, and set_weights().
+  void set_rates(const KernelRates& r) {
+    const auto set_share = [](double& share, double rate, double bandwidth) {
+      if (rate > 0) share = std::clamp(rate / bandwidth, 0.1, 1.0);
+    };
+    set_share(cpu_dense_efficiency, r.cpu_dense, cpu_bandwidth);
+    set_share(cpu_sparse_efficiency, r.cpu_sparse, cpu_bandwidth);
+    const double predictor_share = gpu_predictor_efficiency / gpu_dense_efficiency;
+    set_share(gpu_dense_efficiency, r.gpu_dense, gpu_bandwidth);
+    set_share(gpu_sparse_efficiency, r.gpu_sparse, gpu_bandwidth);
+    gpu_predictor_efficiency = predictor_share * gpu_dense_efficiency;
+    if (r.fetched_speedup > 0) fetched_speedup = std::clamp(r.fetched_speedup, 1.0, 4.0);
+    if (r.handoff_seconds > 0) {
+      handoff_seconds = r.handoff_seconds + 1e-6;  // in the middle of a token
+      asking_seconds = handoff_seconds / 3;
+    }
   }
 
   double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
@@ -107,13 +138,20 @@ struct CostModel {
   double linked(double bytes, bool cpu_rests) const { return bytes > 0 ? bytes / link_bandwidth(cpu_rests) : 0; }
 };
 
+// For a GPU that is not here: enough for the backend's lists, sums and workspaces on 132 multiprocessors.
+uint64_t typical_scratch_bytes(const Limits& limits);
+
 // GPU memory beyond the model's tensors.
 struct GpuReserve {
-  uint64_t context_bytes = uint64_t{300} << 20;   // CUDA context, kernels' code, cuBLAS (264 MiB on an H200)
-  uint64_t margin_bytes = uint64_t{64} << 20;     // left free on purpose
-  uint64_t staging_bytes = uint64_t{64} << 20;    // double buffer through which a prompt's cold weights are streamed
-  uint64_t workspace_bytes = uint64_t{48} << 20;  // cuBLAS workspace, slabs of dequantised weights
-  uint64_t alignment = 256;                       // of every tensor
+  uint64_t context_bytes = uint64_t{300} << 20;  // CUDA context, kernels' code, cuBLAS (264 MiB on an H200)
+  uint64_t margin_bytes = uint64_t{64} << 20;    // left free on purpose
+  // Through which a prompt's cold weights are streamed.
+  uint64_t staging_bytes = engine::ColdStream::kSlots * engine::ColdStream::kSlotBytes;
+  uint64_t alignment = 256;  // of every tensor
+  // What Device::reserve() takes, and a row of n activations in the 8-bit form: asked of the GPU's backend, where there
+  // is a GPU (cuda::scratch_bytes()).
+  std::function<uint64_t(const Limits&)> scratch_bytes = typical_scratch_bytes;
+  std::function<uint64_t(int64_t)> q8_bytes = [](int64_t n) { return static_cast<uint64_t>(n + 32) * 5 / 4; };
 };
 
 }  // namespace hearth::offline

@@ -19,19 +19,10 @@ struct Row {
   uint64_t bytes;
 };
 std::vector<Row> rows_of(const GpuBytes& g) {
-  return {{"CUDA context", g.context},
-          {"margin", g.margin},
-          {"staging for prompts", g.staging},
-          {"activations", g.activations},
-          {"scratch", g.scratch},
-          {"norms and biases", g.norms},
-          {"attention weights", g.attention},
-          {"KV cache", g.kv_cache},
-          {"predictors", g.predictors},
-          {"gate rows", g.gates},
-          {"up and down rows", g.up_down},
-          {"output head", g.output},
-          {"token embedding", g.embedding}};
+  return {{"CUDA context", g.context},        {"margin", g.margin},      {"staging for prompts", g.staging},
+          {"activations", g.activations},     {"scratch", g.scratch},    {"norms and biases", g.norms},
+          {"attention weights", g.attention}, {"KV cache", g.kv_cache},  {"predictors", g.predictors},
+          {"hot neurons", g.neurons},         {"output head", g.output}, {"token embedding", g.embedding}};
 }
 
 int64_t layers_with_attention(const Plan& plan) {
@@ -42,14 +33,13 @@ int64_t layers_with_attention(const Plan& plan) {
 // Runs of layers that are placed alike share a line.
 bool alike(const LayerReport& a, const LayerReport& b) {
   return a.choice.attention == b.choice.attention && a.choice.selection == b.choice.selection &&
-         a.choice.predictor == b.choice.predictor && a.choice.hot == b.choice.hot && a.choice.gates == b.choice.gates &&
-         a.n_ff == b.n_ff && a.activations == b.activations;
+         a.choice.predictor == b.choice.predictor && a.choice.hot == b.choice.hot && a.n_ff == b.n_ff &&
+         a.activations == b.activations;
 }
 
 std::string layer_rows(const Plan& plan) {
-  std::string out =
-      fmt::format("{:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8}\n", "layer", "attention",
-                  "neurons", "density", "hot", "gates", "hit", "GPU MiB", "GPU MB/t", "CPU MB/t", "µs");
+  std::string out = fmt::format("{:>7} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8}\n", "layer", "attention",
+                                "neurons", "density", "hot", "hit", "GPU MiB", "GPU MB/t", "CPU MB/t", "µs");
   for (size_t first = 0, next = 0; first < plan.layers.size(); first = next) {
     while (next < plan.layers.size() && alike(plan.layers[first], plan.layers[next])) ++next;
     const LayerReport& l = plan.layers[first];
@@ -59,11 +49,11 @@ std::string layer_rows(const Plan& plan) {
       return t += l.ffn;
     }();
     const std::string name = next - first > 1 ? fmt::format("{}-{}", first, next - 1) : std::to_string(first);
-    out += fmt::format(
-        "{:>7} {:>9} {:>9} {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>9.1f} {:>9.2f} {:>9.2f} {:>8.1f}\n", name,
-        to_string(l.choice.attention), to_string(l.choice.selection), 100 * l.activations / n, 100 * l.choice.hot / n,
-        100 * l.choice.gates / n, l.activations > 0 ? 100 * l.hot_activations / l.activations : 0.0,
-        static_cast<double>(l.gpu_bytes) / kMiB, traffic.gpu() / 1e6, traffic.cpu() / 1e6, 1e6 * l.seconds);
+    out +=
+        fmt::format("{:>7} {:>9} {:>9} {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>9.1f} {:>9.2f} {:>9.2f} {:>8.1f}\n", name,
+                    to_string(l.choice.attention), to_string(l.choice.selection), 100 * l.activations / n,
+                    100 * l.choice.hot / n, l.activations > 0 ? 100 * l.hot_activations / l.activations : 0.0,
+                    static_cast<double>(l.gpu_bytes) / kMiB, traffic.gpu() / 1e6, traffic.cpu() / 1e6, 1e6 * l.seconds);
   }
   return out;
 }
@@ -90,9 +80,9 @@ std::string named_neurons(const Planner& planner) {
 }
 
 std::string why_neurons(const Planner& planner, const Plan& plan) {
-  int64_t hot = 0, gates = 0, neurons = 0, predicted = 0, foreseen = 0, all_linked = 0;
+  int64_t hot = 0, neurons = 0, predicted = 0, foreseen = 0, all_linked = 0;
   for (const LayerReport& l : plan.layers) {
-    hot += l.choice.hot, gates += l.choice.gates, neurons += l.n_ff;
+    hot += l.choice.hot, neurons += l.n_ff;
     predicted += l.choice.selection == Selection::predictor ? 1 : 0;
     foreseen += l.choice.look_ahead ? 1 : 0;
     all_linked += l.ffn.link > 0 && l.ffn.cpu_sparse <= 0 ? 1 : 0;
@@ -101,13 +91,6 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
   std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
                                 100 * plan.hit_rate, planner.frequencies().source);
   if (!planner.request().gpu_buckets.empty()) out += "\n  hot neurons: those of the GPU index, not the plan's choice";
-  if (gates > hot) {
-    out += fmt::format(
-        "\n  gate rows: {:.1f} % on the GPU, also those of cold neurons: a gate row is read for every token, an up or "
-        "down "
-        "row only when its neuron fires",
-        share(gates));
-  }
   if (plan.traffic.link > 0) {
     out += fmt::format(
         "\n  over the link: the GPU reads {:.0f} % of what tokens need of cold neurons from host memory itself, "
@@ -199,7 +182,6 @@ json layer_json(const LayerReport& l) {
           {"predictor", to_string(l.choice.predictor)},
           {"n_ff", l.n_ff},
           {"hot", l.choice.hot},
-          {"gates_on_gpu", l.choice.gates},
           {"activations", l.activations},
           {"hot_activations", l.hot_activations},
           {"gpu_bytes", l.gpu_bytes},
@@ -218,8 +200,8 @@ Explanation explain(const Planner& planner, const Plan& plan) {
     const Plan better = planner.plan(more);
     e.one_more_gib = Alternative{more, better.tokens_per_second(), better.hit_rate};
   }
-  const bool unknown =
-      !planner.frequencies().known && planner.shape().sparse_family && planner.request().sparsity != SparsityRule::off;
+  const bool unknown = !planner.frequencies().known && planner.shape().sparse_family &&
+                       planner.request().sparsity != engine::Sparsity::off;
   if (unknown) {
     const Planner typical(planner.shape(), typical_frequencies(planner.shape(), kAssumedDensity), planner.request());
     e.typical_profile_tps = typical.plan(budget).tokens_per_second();

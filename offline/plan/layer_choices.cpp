@@ -5,25 +5,27 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "engine/page_pool.h"
 
 namespace hearth::offline {
 namespace {
 
 using engine::Selection;
+using engine::Sparsity;
 using engine::Where;
 
 constexpr int kAttentionTensors = 8, kNeuronTensors = 8;  // at most, each aligned on its own
 constexpr uint64_t kIdBytes = sizeof(int32_t);            // of a neuron on the GPU
-constexpr int32_t kListedNeurons = 256;                   // layers up to this size are planned neuron by neuron
 
 }  // namespace
 
 LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const CostModel& cost,
-                       const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv, const std::vector<int32_t>* gpu_bucket)
+                       const GpuReserve& reserve, uint64_t kv_bytes, int64_t n_kv,
+                       const std::vector<int32_t>* gpu_bucket)
     : shape_(shape),
       cost_(cost),
       reserve_(reserve),
-      kv_bytes_(shape.kv_token_bytes * static_cast<uint64_t>(n_ctx)),
+      kv_bytes_(kv_bytes),
       kv_read_(static_cast<double>(shape.kv_token_bytes) * static_cast<double>(n_kv)),
       order_(static_cast<size_t>(shape.n_ff)),
       active_(order_.size() + 1),
@@ -56,9 +58,8 @@ uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
   if (c.attention == Where::gpu) {
     bytes += shape_.attention_bytes + kv_bytes_ + kAttentionTensors * reserve_.alignment;
   }
-  if (c.gates > 0) {
-    bytes += static_cast<uint64_t>(c.gates) * (shape_.gate_bytes + kIdBytes) +
-             static_cast<uint64_t>(c.hot) * shape_.up_down_bytes + kNeuronTensors * reserve_.alignment;
+  if (c.hot > 0) {
+    bytes += static_cast<uint64_t>(c.hot) * (shape_.neuron_bytes() + kIdBytes) + kNeuronTensors * reserve_.alignment;
   }
   if (c.predicts_on_gpu()) {
     bytes += shape_.predictor_bytes + kPredictorTensors * reserve_.alignment;
@@ -75,7 +76,7 @@ Traffic LayerCosts::attention_traffic(const LayerChoice& c) const {
 
 Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   const auto gate = static_cast<double>(shape_.gate_bytes), up_down = static_cast<double>(shape_.up_down_bytes);
-  const auto k = static_cast<size_t>(c.hot), g = static_cast<size_t>(c.gates), n = order_.size();
+  const auto k = static_cast<size_t>(c.hot), n = order_.size();
   Traffic t;
   switch (c.selection) {
     case Selection::all:
@@ -83,8 +84,8 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
       t.cpu_dense = static_cast<double>(n - k) * (gate + up_down);
       break;
     case Selection::gate:
-      t.gpu_dense = static_cast<double>(g) * gate;
-      t.cpu_dense = static_cast<double>(n - g) * gate;
+      t.gpu_dense = static_cast<double>(k) * gate;
+      t.cpu_dense = static_cast<double>(n - k) * gate;
       t.gpu_sparse = active_[k] * up_down;
       t.cpu_sparse = (active_[n] - active_[k]) * up_down;
       break;
@@ -165,9 +166,7 @@ LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
     return {predictor_seconds(), gpu_sparse + hint, cold + (asks ? cost_.asking_seconds : 0)};
   }
   if (c.selection == Selection::predictor) return {cpu_dense, gpu_sparse, cpu_sparse};
-  const double gpu_dense = cost_.gpu_dense(t.gpu_dense);
-  const bool cold_gates_on_gpu = c.gates > c.hot;
-  return {cold_gates_on_gpu ? gpu_dense : 0, (cold_gates_on_gpu ? 0 : gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
+  return {0, cost_.gpu_dense(t.gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
 }
 
 double LayerCosts::attention_seconds(const LayerChoice& c) const {
@@ -177,7 +176,7 @@ double LayerCosts::attention_seconds(const LayerChoice& c) const {
 }
 
 double LayerCosts::seconds(const LayerChoice& c) const {
-  const bool gpu_ffn = c.gates > 0 || c.predicts_on_gpu();
+  const bool gpu_ffn = c.hot > 0 || c.predicts_on_gpu();
   const bool cold = c.hot < shape_.n_ff;
   double sum = attention_seconds(c);
   if (gpu_ffn) {
@@ -196,80 +195,32 @@ double LayerCosts::seconds_cpu_only(Selection selection) const {
   return cost_.cpu_dense(attention_traffic(c).cpu_dense) + ffn.before + ffn.cold;
 }
 
-std::vector<Selection> LayerCosts::selections(SparsityRule rule, bool sparse_family) const {
+std::vector<Selection> LayerCosts::selections(Sparsity sparsity, bool sparse_family) const {
   const bool predictor = shape_.predictor_bytes > 0;
-  if (rule == SparsityRule::off || !shape_.by_neuron) return {Selection::all};
-  if (predictor && rule == SparsityRule::predict) return {Selection::predictor};
-  if (predictor && rule == SparsityRule::auto_) return {Selection::gate, Selection::predictor};
-  if (rule == SparsityRule::auto_ && !sparse_family) return {Selection::all};
+  if (sparsity == Sparsity::off || !shape_.by_neuron) return {Selection::all};
+  if (predictor && sparsity == Sparsity::predict) return {Selection::predictor};
+  if (predictor && sparsity == Sparsity::auto_) return {Selection::gate, Selection::predictor};
+  if (sparsity == Sparsity::auto_ && !sparse_family) return {Selection::all};
   return {Selection::gate};
 }
 
-// With the gates of cold neurons on the GPU, the CPU's time falls and the GPU's stays as gate rows move over: the
-// number of gate rows at which both take the same time, rounded down. Beyond it more of them save nothing.
-int32_t LayerCosts::balanced_gates(const LayerChoice& c) const {
-  LayerChoice all = c;
-  all.gates = static_cast<int32_t>(shape_.n_ff);
-  const FfnTime t = ffn_time(all);  // t.cold: what remains for the CPU without any gate row
-  const double per_row = cost_.cpu_dense(static_cast<double>(shape_.gate_bytes));
-  const double rows_on_cpu = std::floor((t.hot - t.cold) / per_row);
-  return static_cast<int32_t>(std::clamp(static_cast<double>(shape_.n_ff) - rows_on_cpu, static_cast<double>(c.hot),
-                                         static_cast<double>(shape_.n_ff)));
-}
-
-// For a given number of hot neurons the time is piecewise linear in the number of gate rows, so that the candidates are
-// the ends and the one kink, where CPU and GPU balance. In between, gate rows fill what a budget leaves over: small
-// layers list them all.
-void LayerCosts::add_gate_choices(LayerChoice c, std::vector<LayerChoice>& out) const {
-  const auto n = static_cast<int32_t>(shape_.n_ff);
-  const std::vector<int32_t> counts = hot_counts();
-  for (const int32_t hot : counts) {
-    c.hot = hot;
-    if (n <= kListedNeurons) {
-      for (c.gates = hot; c.gates <= n; ++c.gates) out.push_back(c);
-      continue;
-    }
-    const int32_t balance = balanced_gates(c);
-    for (const int32_t g : {hot, balance - 1, balance, n}) {
-      if (g < hot) continue;
-      c.gates = g;
-      out.push_back(c);
-    }
-  }
-  if (n <= kListedNeurons) return;
-  c.hot = counts.front();
-  for (const int32_t g : row_counts()) {
-    if (g < c.hot) continue;
-    c.gates = g;
-    out.push_back(c);
-  }
-}
-
+// Numbers of hot neurons worth telling apart: all in small layers, every few in large ones. A group of n_ff / 1024
+// neurons is less than a millionth of the time of a token that a plan could win by splitting it.
 std::vector<int32_t> LayerCosts::hot_counts() const {
-  return prescribed_ ? std::vector<int32_t>{*prescribed_} : row_counts();
-}
-
-// Numbers of neurons worth telling apart: all in small layers, every few in large ones. A group of n_ff / 1024 neurons
-// is less than a millionth of the time of a token that a plan could win by splitting it.
-std::vector<int32_t> LayerCosts::row_counts() const {
+  if (prescribed_) return {*prescribed_};
   const auto n = static_cast<int32_t>(shape_.n_ff);
   if (!shape_.by_neuron) return {0, n};
-  const int32_t step = n <= kListedNeurons ? 1 : std::max(1, n / 1024);
   std::vector<int32_t> counts;
-  for (int32_t k = 0; k < n; k += step) counts.push_back(k);
+  for (int32_t k = 0; k < n; k += std::max(1, n / 1024)) counts.push_back(k);
   counts.push_back(n);
   return counts;
 }
 
-std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_family) const {
+std::vector<LayerChoice> LayerCosts::choices(Sparsity sparsity, bool sparse_family) const {
   std::vector<LayerChoice> out;
   for (const Where attention : {Where::cpu, Where::gpu}) {
-    for (const Selection selection : selections(rule, sparse_family)) {
+    for (const Selection selection : selections(sparsity, sparse_family)) {
       LayerChoice c{.attention = attention, .selection = selection};
-      if (selection == Selection::gate && cost_.separate_gates) {
-        add_gate_choices(c, out);
-        continue;
-      }
       if (selection == Selection::predictor) {
         if (prescribed_.value_or(0) == 0) out.push_back(c);  // predictor and all neurons on the CPU
         c.predictor = Where::gpu;
@@ -277,7 +228,7 @@ std::vector<LayerChoice> LayerCosts::choices(SparsityRule rule, bool sparse_fami
       const bool can =
           shape_.can_look_ahead && cost_.look_ahead && attention == Where::gpu && c.predictor == Where::gpu;
       for (const int32_t k : hot_counts()) {
-        c.hot = c.gates = k;
+        c.hot = k;
         out.push_back(c);
         if (can && k < shape_.n_ff) out.push_back(c), out.back().look_ahead = true;
       }

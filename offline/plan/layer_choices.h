@@ -14,17 +14,12 @@ namespace hearth::offline {
 
 constexpr int kPredictorTensors = 5;  // of a layer, at most, each aligned on its own
 
-// off: every neuron. exact: every gate. predict: what the predictor names, where there is one. auto_: whichever is
-// fastest, layer by layer (without predictors, families that are not sparse run dense).
-enum class SparsityRule { off, exact, predict, auto_ };
-
 struct LayerChoice {
   engine::Where attention = engine::Where::cpu;
   engine::Selection selection = engine::Selection::gate;
   engine::Where predictor = engine::Where::cpu;
   bool look_ahead = false;
-  int32_t hot = 0;    // this many of the most frequent neurons are on the GPU
-  int32_t gates = 0;  // and the gate rows of this many, hot ones included
+  int32_t hot = 0;  // this many of the most frequent neurons are on the GPU
   bool predicts_on_gpu() const { return selection == engine::Selection::predictor && predictor == engine::Where::gpu; }
 };
 
@@ -44,10 +39,11 @@ struct Traffic {
 
 class LayerCosts {
  public:
-  // `frequencies` [n_ff]; n_ctx positions are allocated, n_kv of them are read by an average token.
+  // `frequencies` [n_ff]; kv_bytes of KV cache are allocated, n_kv positions of it are read by an average token.
   // `gpu_bucket`: these neurons are on the GPU and no others; null: as many of the most frequent ones as pays.
   LayerCosts(const LayerShape& shape, std::span<const double> frequencies, const CostModel& cost,
-             const GpuReserve& reserve, int64_t n_ctx, int64_t n_kv, const std::vector<int32_t>* gpu_bucket = nullptr);
+             const GpuReserve& reserve, uint64_t kv_bytes, int64_t n_kv,
+             const std::vector<int32_t>* gpu_bucket = nullptr);
 
   // Neurons by falling frequency, those of a prescribed bucket before the others; of equal ones the lower id first.
   const std::vector<int32_t>& order() const { return order_; }
@@ -66,11 +62,11 @@ class LayerCosts {
   double hot_activations(const LayerChoice& choice) const { return active_[static_cast<size_t>(choice.hot)]; }
   double activations() const { return active_.back(); }
 
-  // Every placement that can be part of an optimal plan, whatever the other layers do.
-  std::vector<LayerChoice> choices(SparsityRule rule, bool sparse_family) const;
-  // The ways of finding the active neurons that `rule` allows in this layer; the gate where a predictor is asked for
-  // and it has none.
-  std::vector<engine::Selection> selections(SparsityRule rule, bool sparse_family) const;
+  // Every placement that a plan chooses from.
+  std::vector<LayerChoice> choices(engine::Sparsity sparsity, bool sparse_family) const;
+  // The ways of finding the active neurons that `sparsity` allows in this layer; the gate where a predictor is asked
+  // for and it has none.
+  std::vector<engine::Selection> selections(engine::Sparsity sparsity, bool sparse_family) const;
 
  private:
   struct FfnTime {
@@ -86,9 +82,6 @@ class LayerCosts {
   double cpu_seconds(const LayerChoice& choice, double bytes) const;
   double linked_seconds(const LayerChoice& choice, double bytes, bool cpu_rests) const;
   double link_share(const LayerChoice& choice) const;  // of the cold neurons; 1: the CPU rests
-  void add_gate_choices(LayerChoice base, std::vector<LayerChoice>& out) const;
-  int32_t balanced_gates(const LayerChoice& choice) const;
-  std::vector<int32_t> row_counts() const;
   std::vector<int32_t> hot_counts() const;
 
   LayerShape shape_;

@@ -1,9 +1,12 @@
 #include "offline/plan/machine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -36,17 +39,29 @@ json read_cache(const std::filesystem::path& path) {
   return json::object();
 }
 
-std::optional<MachineBandwidth> entry(const json& cache, const std::string& key) {
-  const auto it = cache.find(key);
-  if (it == cache.end() || !it->is_object()) return std::nullopt;
-  MachineBandwidth b;
-  for (const auto& [name, field] : {std::pair{"cpu", &b.cpu}, std::pair{"gpu", &b.gpu}, std::pair{"pcie", &b.pcie}}) {
-    const auto value = it->find(name);
-    if (value == it->end() || !value->is_number()) return std::nullopt;
-    *field = value->get<double>();
-    if (!std::isfinite(*field) || *field < 0) return std::nullopt;
+using Figures = std::vector<std::pair<const char*, double*>>;
+
+// Reads all of them, or returns false: one is missing, or no number of at least 0.
+bool read_figures(const json& kept, const Figures& figures) {
+  if (!kept.is_object()) return false;
+  for (const auto& [name, figure] : figures) {
+    const auto value = kept.find(name);
+    if (value == kept.end() || !value->is_number()) return false;
+    *figure = value->get<double>();
+    if (!std::isfinite(*figure) || *figure < 0) return false;
   }
-  return b.cpu > 0 ? std::optional(b) : std::nullopt;
+  return true;
+}
+
+void write_figures(json& kept, const Figures& figures) {
+  if (!kept.is_object()) kept = json::object();
+  for (const auto& [name, figure] : figures) kept[name] = *figure;
+}
+
+// The member of an object, which it becomes if it is none.
+json& member(json& object, const std::string& name) {
+  if (!object.is_object()) object = json::object();
+  return object[name];
 }
 
 void write_cache(const std::filesystem::path& path, const json& cache) {
@@ -59,7 +74,7 @@ void write_cache(const std::filesystem::path& path, const json& cache) {
     out.write(text.data(), text.size());
     out.commit();
   } catch (const Error& e) {
-    log::warn("the measured bandwidths are not kept: {}", e.what());
+    log::warn("what was measured is not kept: {}", e.what());
   }
 }
 
@@ -82,28 +97,48 @@ std::string machine_key(int n_threads, const std::string& gpu_name) {
 MachineBandwidth cached_bandwidth(const std::optional<std::filesystem::path>& path, const std::string& key,
                                   const std::function<MachineBandwidth()>& measure) {
   json cache = path ? read_cache(*path) : json::object();
-  if (const auto known = entry(cache, key)) return *known;
-  const MachineBandwidth measured = measure();
-  if (!cache[key].is_object()) cache[key] = json::object();
-  cache[key].update({{"cpu", measured.cpu}, {"gpu", measured.gpu}, {"pcie", measured.pcie}});
+  json& kept = member(cache, key);
+  MachineBandwidth b;
+  const Figures figures = {{"cpu", &b.cpu}, {"gpu", &b.gpu}, {"pcie", &b.pcie}};
+  if (read_figures(kept, figures) && b.cpu > 0) return b;
+  b = measure();
+  write_figures(kept, figures);
   if (path) write_cache(*path, cache);
-  return measured;
+  return b;
 }
 
 double cached_product_rate(const std::optional<std::filesystem::path>& path, const std::string& key,
                            const std::string& type, const std::function<double()>& measure) {
   json cache = path ? read_cache(*path) : json::object();
-  if (!cache[key].is_object()) cache[key] = json::object();
-  json& products = cache[key]["products"];
-  if (!products.is_object()) products = json::object();
-  const auto known = products.find(type);
-  if (known != products.end() && known->is_number()) {
-    if (const double rate = known->get<double>(); rate > 0 && std::isfinite(rate)) return rate;
-  }
-  const double measured = measure();
-  products[type] = measured;
+  json& kept = member(member(cache, key), "products");
+  double rate = 0;
+  const Figures figures = {{type.c_str(), &rate}};
+  if (read_figures(kept, figures) && rate > 0) return rate;
+  rate = measure();
+  write_figures(kept, figures);
   if (path) write_cache(*path, cache);
-  return measured;
+  return rate;
+}
+
+KernelRates cached_rates(const std::optional<std::filesystem::path>& path, const std::string& key,
+                         const std::string& type, bool with_gpu, const std::function<KernelRates()>& measure) {
+  json cache = path ? read_cache(*path) : json::object();
+  json& kept = member(member(member(cache, key), "kernels"), type);
+  KernelRates r;
+  Figures figures = {{"cpu_dense", &r.cpu_dense}, {"cpu_sparse", &r.cpu_sparse}, {"fetched", &r.fetched_speedup}};
+  if (with_gpu) {
+    figures.insert(figures.end(),
+                   {{"gpu_dense", &r.gpu_dense}, {"gpu_sparse", &r.gpu_sparse}, {"handoff", &r.handoff_seconds}});
+  }
+  const auto complete = [&] {
+    return std::all_of(figures.begin(), figures.end(), [](auto& f) { return *f.second > 0; });
+  };
+  if (read_figures(kept, figures) && complete()) return r;
+  r = measure();
+  if (!complete()) return r;
+  write_figures(kept, figures);
+  if (path) write_cache(*path, cache);
+  return r;
 }
 
 }  // namespace hearth::offline

@@ -1,9 +1,11 @@
 #pragma once
-// This machine's bandwidths, measured once and kept in $XDG_CACHE_HOME/hearth/machine.json.
+// This machine's figures, measured once and kept in $XDG_CACHE_HOME/hearth/machine.json.
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
+
+#include "offline/plan/cost_model.h"
 
 namespace hearth::offline {
 
@@ -28,5 +30,10 @@ MachineBandwidth cached_bandwidth(const std::optional<std::filesystem::path>& ca
 // The same for the speed of batches of products on the CPU, operations/s with weights of a type.
 double cached_product_rate(const std::optional<std::filesystem::path>& cache, const std::string& key,
                            const std::string& type, const std::function<double()>& measure);
+
+// The same for the speed of kernels with weights of a type; with_gpu: those of the GPU are wanted, too. What measure()
+// could not measure (0) is not kept.
+KernelRates cached_rates(const std::optional<std::filesystem::path>& cache, const std::string& key,
+                         const std::string& type, bool with_gpu, const std::function<KernelRates()>& measure);
 
 }  // namespace hearth::offline

@@ -14,7 +14,7 @@ using engine::Selection;
 using engine::Where;
 using nlohmann::json;
 
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;  // 2 had gpu_gates
 constexpr const char* kFormat = "hearth-plan";
 constexpr size_t kMaxFile = size_t{1} << 28;
 constexpr std::array kPurposes = {Purpose::weights, Purpose::kv_cache,  Purpose::activations,
@@ -87,13 +87,9 @@ class Object {
 };
 
 json layer_json(const LayerPlacement& l) {
-  return {{"attention", to_string(l.attention)},
-          {"selection", to_string(l.selection)},
-          {"predictor", to_string(l.predictor)},
-          {"gpu_bucket", l.gpu_bucket},
-          {"gpu_gates", l.gpu_gates},
-          {"gpu_linked", l.gpu_linked},
-          {"look_ahead", l.look_ahead}};
+  return {{"attention", to_string(l.attention)}, {"selection", to_string(l.selection)},
+          {"predictor", to_string(l.predictor)}, {"gpu_bucket", l.gpu_bucket},
+          {"gpu_linked", l.gpu_linked},          {"look_ahead", l.look_ahead}};
 }
 
 }  // namespace
@@ -107,6 +103,7 @@ json placement_json(const Placement& p) {
           {"version", kVersion},
           {"model_fingerprint", p.model_fingerprint},
           {"n_ctx", p.n_ctx},
+          {"n_sequences", p.n_sequences},
           {"n_batch", p.n_batch},
           {"vram_budget", p.vram_budget},
           {"embedding", to_string(p.embedding)},
@@ -132,7 +129,7 @@ Placement parse_placement(const std::string& text, const std::string& file) {
   }
   Placement p;
   p.model_fingerprint = root.text("model_fingerprint");
-  p.n_ctx = root.count("n_ctx"), p.n_batch = root.count("n_batch");
+  p.n_ctx = root.count("n_ctx"), p.n_sequences = root.count("n_sequences"), p.n_batch = root.count("n_batch");
   p.vram_budget = root.bytes("vram_budget");
   p.embedding = root.place("embedding"), p.output = root.place("output");
   const Object planned(root.member("planned"), "'planned'", file);
@@ -146,8 +143,7 @@ Placement parse_placement(const std::string& text, const std::string& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const Object layer(layers[l], fmt::format("layer {}", l), file);
     p.layers.push_back({layer.place("attention"), layer.selection("selection"), layer.place("predictor"),
-                        layer.ids("gpu_bucket"), layer.ids("gpu_gates"), layer.ids("gpu_linked"),
-                        layer.flag("look_ahead")});
+                        layer.ids("gpu_bucket"), layer.ids("gpu_linked"), layer.flag("look_ahead")});
   }
   return p;
 }

@@ -5,11 +5,15 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/activations.h"
+#include "engine/kv_cache.h"
+#include "engine/page_pool.h"
 
 namespace hearth::offline {
 namespace {
 
 using engine::Selection;
+using engine::Sparsity;
 using engine::Where;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
@@ -23,54 +27,22 @@ double gib_up(uint64_t bytes) {
   return std::ceil(gib(bytes) * 100) / 100;
 }
 
-uint64_t f32_bytes(int64_t n) {
-  return static_cast<uint64_t>(n) * sizeof(float);
-}
-
-// The buffers of engine::Activations for a batch of T tokens.
-uint64_t activation_bytes(const ModelShape& s, int64_t T) {
-  const int64_t n_q = s.n_head * s.head_dim, n_kv = s.n_head_kv * s.head_dim;
-  uint64_t bytes = f32_bytes(T * (2 + 3 * s.n_embd + 2 * n_q + 2 * n_kv) + 2 * s.max_n_ff() + s.n_embd);
-  const int64_t logit_rows = std::clamp<int64_t>((int64_t{16} << 20) / (4 * s.n_vocab), 1, T);
-  bytes += f32_bytes(logit_rows * s.n_vocab);
-  if (s.quantized) bytes += static_cast<uint64_t>(T) * static_cast<uint64_t>(2 * s.n_embd + n_q) * 5 / 4;  // Act::q8
-  return bytes + 16 * 256;
-}
-
-// A device's scratch for batches of T tokens: the FFN's hidden values, inputs rounded to f16, lists of neurons.
-uint64_t scratch_bytes(const ModelShape& s, int64_t T) {
-  const int64_t n_ff = s.max_n_ff(), widest = std::max({n_ff, s.n_embd, s.n_head * s.head_dim});
-  return f32_bytes(2 * T * n_ff) + 2 * static_cast<uint64_t>(T * widest) + f32_bytes(8 * n_ff + 128 * s.n_embd);
-}
-
 }  // namespace
 
-SparsityRule parse_sparsity_rule(std::string_view name) {
-  for (const SparsityRule r : {SparsityRule::off, SparsityRule::exact, SparsityRule::predict, SparsityRule::auto_}) {
-    if (name == to_string(r)) return r;
-  }
-  fail("unknown sparsity mode '{}'; expected off, exact, predict or auto", name);
-}
-
-const char* to_string(SparsityRule rule) {
-  switch (rule) {
-    case SparsityRule::off:
-      return "off";
-    case SparsityRule::exact:
-      return "exact";
-    case SparsityRule::predict:
-      return "predict";
-    case SparsityRule::auto_:
-      return "auto";
-  }
-  return "?";
+uint64_t typical_scratch_bytes(const Limits& l) {
+  constexpr uint64_t kWorkspace = uint64_t{32} << 20;  // cuBLAS's; as much again for slabs of dequantised weights
+  constexpr int64_t kPieces = 8 * 128;                 // of the attention of few tokens
+  const auto f32 = [](int64_t n) { return static_cast<uint64_t>(n) * sizeof(float); };
+  const uint64_t hidden = f32(2 * l.max_tokens * l.n_ff), input = f32(l.max_tokens * l.max_cols) / 2;  // in f16
+  return hidden + input + f32(8 * l.n_ff + 136 * l.n_embd + kPieces * l.n_head * (l.head_dim + 2)) +
+         (l.quantized_weights ? 2 : 1) * kWorkspace;
 }
 
 uint64_t GpuBytes::fixed() const {
   return context + margin + staging + activations + scratch + norms;
 }
 uint64_t GpuBytes::total() const {
-  return fixed() + attention + kv_cache + gates + up_down + predictors + embedding + output;
+  return fixed() + attention + kv_cache + neurons + predictors + embedding + output;
 }
 
 Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request)
@@ -85,8 +57,7 @@ Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& r
   check_context();
   check_buckets();
   const auto predicts = [](const LayerShape& l) { return l.predictor_bytes > 0 && l.by_neuron; };
-  if (request_.sparsity == SparsityRule::predict &&
-      std::none_of(shape_.layers.begin(), shape_.layers.end(), predicts)) {
+  if (request_.sparsity == Sparsity::predict && std::none_of(shape_.layers.begin(), shape_.layers.end(), predicts)) {
     fail(
         "--sparsity predict needs predictors and transposed down projections; use --sparsity exact, or make predictors "
         "with `hearth predictor fit`");
@@ -98,13 +69,14 @@ Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& r
 void Planner::check_context() {
   PlanRequest& r = request_;
   if (r.n_ctx < 0) fail("the context length is {}, expected 1 or more (0 = the model's)", r.n_ctx);
-  if (r.n_ctx == 0) r.n_ctx = std::min(shape_.n_ctx_train, kDefaultContext);
-  if (shape_.learned_positions && r.n_ctx > shape_.n_ctx_train) {
+  if (r.n_ctx == 0) r.n_ctx = std::min(shape_.config.n_ctx_train, kDefaultContext);
+  if (shape_.learned_positions && r.n_ctx > shape_.config.n_ctx_train) {
     fail("a context of {} was asked for, and this model has learned positions for {}; use -c {} or less", r.n_ctx,
-         shape_.n_ctx_train, shape_.n_ctx_train);
+         shape_.config.n_ctx_train, shape_.config.n_ctx_train);
   }
   if (r.n_batch < 1) fail("the batch size is {}, expected 1 or more", r.n_batch);
-  r.n_batch = std::min(r.n_batch, r.n_ctx);
+  if (r.n_sequences < 1) fail("the number of sequences is {}, expected 1 or more", r.n_sequences);
+  r.n_batch = std::min(r.n_batch, r.n_ctx * r.n_sequences);
   n_kv_ = r.expected_context > 0 ? std::min(r.expected_context, r.n_ctx) : (r.n_ctx + 1) / 2;
 }
 
@@ -130,13 +102,21 @@ uint64_t Planner::smallest_budget() const {
   return sum;
 }
 
+uint64_t Planner::kv_layer_bytes() const {
+  return static_cast<uint64_t>(request_.n_sequences * engine::pages_of(request_.n_ctx)) *
+         engine::KvCache::layer_page_bytes(shape_.config);
+}
+
 GpuBytes Planner::fixed_bytes() const {
   GpuBytes b;
   b.context = request_.reserve.context_bytes;
   b.margin = request_.reserve.margin_bytes;
   b.staging = request_.reserve.staging_bytes;
-  b.activations = activation_bytes(shape_, request_.n_batch);
-  b.scratch = scratch_bytes(shape_, request_.n_batch) + request_.reserve.workspace_bytes;
+  const auto shape =
+      engine::ActivationShape::of(request_.n_ctx, request_.n_sequences, request_.n_batch, shape_.quantized);
+  b.activations = engine::Activations::bytes(shape_.config, shape, request_.reserve.q8_bytes);
+  b.scratch = request_.reserve.scratch_bytes(
+      engine::limits_of(shape_.config, request_.n_ctx, request_.n_batch, shape_.quantized));
   b.norms = shape_.small_bytes + 4 * request_.reserve.alignment;
   for (const LayerShape& l : shape_.layers) b.norms += l.small_bytes + 12 * request_.reserve.alignment;
   return b;
@@ -159,7 +139,7 @@ double Planner::head_seconds(bool embedding, bool output) const {
 void Planner::build_classes() {
   for (size_t l = 0; l < shape_.layers.size(); ++l) {
     const std::vector<int32_t>* bucket = request_.gpu_buckets.empty() ? nullptr : &request_.gpu_buckets[l];
-    costs_.emplace_back(shape_.layers[l], frequencies_.p[l], request_.cost, request_.reserve, request_.n_ctx, n_kv_,
+    costs_.emplace_back(shape_.layers[l], frequencies_.p[l], request_.cost, request_.reserve, kv_layer_bytes(), n_kv_,
                         bucket);
     choices_.push_back(costs_[l].choices(request_.sparsity, sparse_family()));
     ChoiceClass c;
@@ -262,18 +242,16 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     const LayerChoice& c = picked.layers[l];
     const LayerShape& s = shape_.layers[l];
     const uint64_t all = plan.layers[l].gpu_bytes, kv = picked.gpu ? costs_[l].kv_gpu_bytes(c) : 0;
-    const uint64_t up_down = static_cast<uint64_t>(c.hot) * s.up_down_bytes;
     const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
     const uint64_t predictors =
         c.predicts_on_gpu() ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
     g.kv_cache += kv;
-    plan.host_bytes += s.kv_token_bytes * static_cast<uint64_t>(request_.n_ctx) - kv;
+    plan.host_bytes += kv_layer_bytes() - kv;
     if (c.selection == Selection::predictor && !c.predicts_on_gpu()) plan.host_bytes += s.predictor_bytes;
     if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
     on_gpu(g.attention, attention);
-    on_gpu(g.up_down, up_down);
-    on_gpu(g.gates, all - kv - up_down - attention - predictors);
+    on_gpu(g.neurons, all - kv - attention - predictors);
   }
   plan.host_bytes += plan.linked_copy_bytes;
   if (shape_.tied_head) {
@@ -287,7 +265,7 @@ void Planner::account(const Picked& picked, Plan& plan) const {
 engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget) const {
   engine::Placement p;
   p.model_fingerprint = shape_.fingerprint;
-  p.n_ctx = request_.n_ctx, p.n_batch = request_.n_batch;
+  p.n_ctx = request_.n_ctx, p.n_sequences = request_.n_sequences, p.n_batch = request_.n_batch;
   p.vram_budget = vram_budget;
   p.embedding = picked.embedding_gpu ? Where::gpu : Where::cpu;
   p.output = picked.output_gpu ? Where::gpu : Where::cpu;
@@ -297,9 +275,7 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     engine::LayerPlacement layer;
     layer.attention = c.attention, layer.selection = c.selection, layer.predictor = c.predictor;
     layer.gpu_bucket.assign(order.begin(), order.begin() + c.hot);
-    layer.gpu_gates.assign(order.begin() + c.hot, order.begin() + c.gates);
     std::sort(layer.gpu_bucket.begin(), layer.gpu_bucket.end());
-    std::sort(layer.gpu_gates.begin(), layer.gpu_gates.end());
     layer.gpu_linked = costs_[l].linked(c);
     std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
     layer.look_ahead = c.look_ahead;
@@ -328,7 +304,7 @@ Plan Planner::report(const Picked& picked, uint64_t vram_budget) const {
   plan.placement = placement(picked, vram_budget);
   if (picked.gpu) {
     const GpuBytes& g = plan.gpu;
-    plan.placement.planned = {{Purpose::weights, g.norms + g.attention + g.gates + g.up_down + g.embedding + g.output},
+    plan.placement.planned = {{Purpose::weights, g.norms + g.attention + g.neurons + g.embedding + g.output},
                               {Purpose::kv_cache, g.kv_cache},
                               {Purpose::activations, g.activations},
                               {Purpose::scratch, g.scratch + g.staging},
@@ -347,13 +323,14 @@ void Planner::check_host_memory(const Plan& plan) const {
     if (plan.layers[l].choice.attention == Where::cpu) token_bytes += shape_.layers[l].kv_token_bytes;
   }
   const uint64_t excess = plan.host_bytes - request_.host_memory;
-  const uint64_t fewer = token_bytes > 0 ? (excess + token_bytes - 1) / token_bytes : 0;
-  const auto n_ctx = static_cast<uint64_t>(request_.n_ctx);
-  if (fewer > 0 && fewer < n_ctx) {
+  const auto pages = static_cast<uint64_t>(engine::pages_of(request_.n_ctx)), of_page = uint64_t{kPagePositions};
+  const uint64_t page_bytes = token_bytes * of_page * static_cast<uint64_t>(request_.n_sequences);
+  const uint64_t fewer = page_bytes > 0 ? (excess + page_bytes - 1) / page_bytes : 0;
+  if (fewer > 0 && fewer < pages) {
     fail(
         "a context of {} does not fit: {:.2f} GiB of host memory would be needed and {:.2f} GiB may be used; "
         "use -c {} or less, or a larger --vram-budget",
-        n_ctx, gib_up(plan.host_bytes), gib(request_.host_memory), n_ctx - fewer);
+        request_.n_ctx, gib_up(plan.host_bytes), gib(request_.host_memory), (pages - fewer) * of_page);
   }
   fail(
       "the model does not fit: what is not on the GPU takes {:.2f} GiB of host memory and {:.2f} GiB may be used; "

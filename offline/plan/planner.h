@@ -1,6 +1,6 @@
 #pragma once
-// Decides what lives on the GPU under a byte budget, and says what a token will then cost. Optimal for the cost model
-// (cost_model.h) among plans in which a more frequent neuron is never colder than a less frequent one of its layer.
+// Decides what lives on the GPU under a byte budget, and says what a token will then cost, by the cost model
+// (cost_model.h). A more frequent neuron is never colder than a less frequent one of its layer.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -15,15 +15,13 @@
 
 namespace hearth::offline {
 
-SparsityRule parse_sparsity_rule(std::string_view name);  // off, exact, predict, auto; throws Error
-const char* to_string(SparsityRule rule);
-
 struct PlanRequest {
   uint64_t vram_budget = 0;      // bytes of GPU memory that may be used in all; 0 = no GPU
   int64_t n_ctx = 0;             // 0: the model's own, at most 4096
+  int64_t n_sequences = 1;       // of n_ctx positions each
   int64_t n_batch = 512;         // prompt tokens evaluated at once
   int64_t expected_context = 0;  // positions that an average token attends to; 0 = half of n_ctx
-  SparsityRule sparsity = SparsityRule::auto_;
+  engine::Sparsity sparsity = engine::Sparsity::auto_;
   bool thresholds = false;  // neurons below a threshold are left out, so that `auto` is sparse for every family
   // By layer, ascending: the neurons that are on the GPU whatever they are worth (offline/plan/gpu_index.h). Empty: the
   // planner chooses.
@@ -36,7 +34,7 @@ struct PlanRequest {
 // Bytes of GPU memory by what they are for.
 struct GpuBytes {
   uint64_t context = 0, margin = 0, staging = 0, activations = 0, scratch = 0;
-  uint64_t norms = 0, attention = 0, kv_cache = 0, gates = 0, up_down = 0, predictors = 0, embedding = 0, output = 0;
+  uint64_t norms = 0, attention = 0, kv_cache = 0, neurons = 0, predictors = 0, embedding = 0, output = 0;
   uint64_t total() const;
   uint64_t fixed() const;  // what any plan that uses the GPU needs: everything up to `norms`
 };
@@ -71,7 +69,7 @@ class Planner {
   // Throws Error when the context cannot be had from this model.
   Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request);
 
-  // The best plan for a budget in bytes, 0 = without a GPU. Throws Error when the budget is below the smallest one that
+  // A plan for a budget in bytes, 0 = without a GPU. Throws Error when the budget is below the smallest one that
   // works (and says which that is), or when what remains does not fit host memory. Where that is short, fewer rows than
   // would be fastest are read over the link, if that takes copies of them and the request does not say how many.
   Plan plan(uint64_t vram_budget) const;
@@ -84,7 +82,7 @@ class Planner {
   // Batches of at least this many tokens stream the CPU's neurons (CostModel::stream_tokens).
   int64_t stream_tokens() const {
     const LayerShape& l = shape_.layers.front();
-    return request_.cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape_.n_embd));
+    return request_.cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape_.config.n_embd));
   }
 
   const ModelShape& shape() const { return shape_; }
@@ -101,6 +99,7 @@ class Planner {
   void check_context();
   void check_buckets() const;
   bool sparse_family() const { return shape_.sparse_family || request_.thresholds; }
+  uint64_t kv_layer_bytes() const;  // of a layer's KV cache, as the engine allocates it
   GpuBytes fixed_bytes() const;
   void build_classes();
   Picked pick_cpu_only() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/kv_cache.h"
 #include "model/predictors.h"
 
 namespace hearth::offline {
@@ -25,7 +26,7 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
                           &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.ffn_down_bias}) {
     l.small_bytes += bytes_of(*v);
   }
-  l.kv_token_bytes = static_cast<uint64_t>(2 * c.n_head_kv * c.head_dim) * sizeof(f16_t);
+  l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
   l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
   l.by_neuron = static_cast<bool>(w.ffn.down_t) || !is_quantized(w.ffn.down.type);
   l.copies_linked = is_quantized(w.ffn.gate.type);
@@ -43,19 +44,12 @@ uint64_t ModelShape::weight_bytes() const {
   return sum;
 }
 
-int64_t ModelShape::max_n_ff() const {
-  int64_t most = 0;
-  for (const LayerShape& l : layers) most = std::max(most, l.n_ff);
-  return most;
-}
-
 ModelShape shape_of(const model::Model& model) {
   const model::Config& c = model.config();
   const model::Weights& w = model.weights();
   ModelShape s;
   s.name = c.name, s.fingerprint = model::fingerprint(model.file()), s.type_name = model.type_name();
-  s.n_embd = c.n_embd, s.n_vocab = w.tok_embd.rows, s.n_ctx_train = c.n_ctx_train;
-  s.n_head = c.n_head, s.n_head_kv = c.n_head_kv, s.head_dim = c.head_dim;
+  s.config = c;
   s.learned_positions = static_cast<bool>(w.pos_embd);
   s.sparse_family = c.ffn.sparse();
   s.quantized = model.quantized();
@@ -66,9 +60,7 @@ ModelShape shape_of(const model::Model& model) {
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
   for (size_t i = 0; i < w.layers.size(); ++i) {
     LayerShape l = layer_shape(c, w.layers[i]);
-    // One that reads the layer before cannot serve the first.
-    const model::LayerPredictor& p = w.layers[i].predictor;
-    if (i > 0 || p.input != model::PredictorInput::previous_ffn_input) l.predictor_bytes = model::predictor_bytes(p);
+    l.predictor_bytes = model::predictor_bytes(w.layers[i].predictor);
     l.can_look_ahead = i > 0 && l.predictor_bytes > 0;
     s.layers.push_back(l);
   }

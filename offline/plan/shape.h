@@ -30,8 +30,7 @@ struct LayerShape {
 
 struct ModelShape {
   std::string name, fingerprint, type_name;
-  int64_t n_embd = 0, n_vocab = 0, n_ctx_train = 0;
-  int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
+  model::Config config;
   bool learned_positions = false;  // the context cannot exceed n_ctx_train
   bool sparse_family = true;       // inactive neurons are exactly zero
   bool quantized = false;
@@ -42,7 +41,6 @@ struct ModelShape {
   std::vector<LayerShape> layers;
 
   uint64_t weight_bytes() const;  // all tensors, a tied head counted once, predictors not counted
-  int64_t max_n_ff() const;
 };
 
 // With the predictors that the model has (model/predictors.h attaches those of a sidecar).

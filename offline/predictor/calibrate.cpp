@@ -55,7 +55,7 @@ Calibration calibrate(LayerTruth& truth, const Predictor& predictor, const Calib
                       const CalibrationInputs& validation, int64_t n_embd, Products& products, ThreadTeam& team) {
   const int64_t n_ff = truth.n_ff(), T = static_cast<int64_t>(calibration.ffn.size()) / n_embd;
   Calibration c;
-  SampleScores scores(predictor, calibration.read, n_embd, products, team);
+  SampleScores scores(predictor, calibration.read, n_embd, products);
   std::vector<float> score;
   for (int64_t first = 0; first < n_ff; first += kNeuronBlock) {
     const int64_t count = std::min(kNeuronBlock, n_ff - first);
@@ -83,7 +83,7 @@ std::vector<Tally> tallies_on(LayerTruth& truth, const Predictor& predictor, std
   const int64_t n_ff = truth.n_ff(), T = static_cast<int64_t>(inputs.ffn.size()) / n_embd;
   const size_t prices = thresholds.size() / static_cast<size_t>(n_ff);
   std::vector<Tally> total(prices);
-  SampleScores scores(predictor, inputs.read, n_embd, products, team);
+  SampleScores scores(predictor, inputs.read, n_embd, products);
   std::vector<float> score;
   for (int64_t first = 0; first < n_ff; first += kNeuronBlock) {
     const int64_t count = std::min(kNeuronBlock, n_ff - first);

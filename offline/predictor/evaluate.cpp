@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <unordered_map>
 
 #include "core/error.h"
 #include "engine/engine.h"
@@ -36,17 +35,16 @@ class PredictingDevice final : public FfnProbe {
     q8_.resize(static_cast<size_t>(limits.max_tokens) * inner_.q8_bytes(limits.n_embd));
   }
 
-  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override {
-    if (reads(PredictorInput::residual)) residual_[out.x].assign(x, x + T * args.n);
-    inner_.norm(args, x, T, out);
-  }
-
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
+  void ffn_dense(const FfnShard& shard, const Input& input, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override {
+    HEARTH_CHECK(input.normed(), "an FFN whose residual stream is not known");
+    residual_.assign(input.x, input.x + T * input.norm.n);
+    const Act in = rows_of(input, T);
     const size_t layer = layer_of(shard);
     const model::LayerPredictor& p = model_.weights().layers[layer].predictor;
     const int64_t n = n_embd_;
     if (!p.weights) {
-      inner_.ffn_dense(shard, in, T, y_bias, y);
+      inner_.ffn_dense(shard, in, T, y_bias, y, next);
     } else {
       const Act read = input_of(p, in, T);
       evaluate(shard, in, T, true);
@@ -58,31 +56,27 @@ class PredictingDevice final : public FfnProbe {
       for (int64_t t = 0; t < T; ++t) {
         int32_t count = 0;
         const auto start = Clock::now();
-        inner_.predict(p.weights, row(read, t), {.n_first = shard.n(), .first = {ids_.data(), &count}});
+        const NeuronLists named{ids_.data(), &count, shard.n()};
+        PredictArgs args;
+        args.n_own = shard.n(), args.own = named;
+        inner_.sparse_ffn()->predict(p.weights, row(read, t), 1, args);
         layers_[layer].seconds += std::chrono::duration<double>(Clock::now() - start).count();
         tally(shard, layer, t, count);
-        const SparseArgs sparse{.threshold = threshold_of(layer), .predicted = ids_.data(), .n_predicted = &count};
-        inner_.ffn_sparse(shard, sparse, row(in, t), y_bias, y + t * n);
+        SparseArgs sparse;
+        sparse.candidates = named, sparse.threshold = threshold_of(layer);
+        inner_.sparse_ffn()->ffn_sparse(shard, sparse, row(in, t), 1, y_bias, y + t * n, nullptr);
       }
       layers_[layer].tokens += T;
     }
-    if (reads(PredictorInput::previous_ffn_input)) previous_.assign(in.x, in.x + T * n);
   }
 
  private:
   float threshold_of(size_t layer) const { return thresholds_.empty() ? 0.0f : thresholds_[layer]; }
 
-  bool reads(PredictorInput input) const {
-    const auto& all = model_.weights().layers;
-    return std::any_of(all.begin(), all.end(),
-                       [&](const model::LayerWeights& l) { return l.predictor.input == input; });
-  }
-
   // What the predictor reads, with its 8-bit form where one of its matrices needs that.
   Act input_of(const model::LayerPredictor& p, Act in, int64_t T) {
     Act read = in;
-    if (p.input == PredictorInput::residual) read = {residual_.at(in.x).data(), nullptr};
-    if (p.input == PredictorInput::previous_ffn_input) read = {previous_.data(), nullptr};
+    if (p.input == PredictorInput::residual) read = {residual_.data(), nullptr};
     const Matrix& first = p.weights.fc1 ? p.weights.fc1 : p.weights.fc2;
     if (first && is_quantized(first.type) && read.q8 == nullptr) {
       read.q8 = q8_.data();
@@ -122,8 +116,7 @@ class PredictingDevice final : public FfnProbe {
   std::vector<std::vector<float>> down_norms_;
   std::vector<int32_t> ids_;
   std::vector<std::byte> q8_;
-  std::unordered_map<const float*, std::vector<float>> residual_;
-  std::vector<float> previous_;
+  std::vector<float> residual_;  // of the batch
 };
 
 std::vector<EvaluatedLayer> describe(const model::Model& model) {
@@ -172,6 +165,7 @@ Evaluation evaluate_predictors(model::Model& model, Device& dense, Device& spars
   PredictingDevice predicting(sparse, model, options.thresholds, e.layers);
   engine::Engine dense_engine(model, dense, dense_options(options.window));
   engine::Engine predicted_engine(model, predicting, dense_options(options.window));
+  engine::Sequence dense_text = dense_engine.sequence(), predicted_text = predicted_engine.sequence();
   EvaluationProgress progress{0, static_cast<int64_t>(ids.size()), &e.comparison};
   for (const Window& w : windows) {
     std::vector<int32_t> inputs;
@@ -180,12 +174,12 @@ Evaluation evaluate_predictors(model::Model& model, Device& dense, Device& spars
     std::copy(text.begin(), text.end(), std::back_inserter(inputs));
     const int64_t skipped = static_cast<int64_t>(inputs.size()) - w.n_targets;
     std::vector<DensePosition> positions;
-    dense_engine.truncate(0);
-    dense_engine.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
+    dense_text.truncate(0);
+    dense_engine.eval_all(dense_text, inputs, [&](int64_t i, std::span<const float> logits) {
       if (i >= skipped) positions.emplace_back(logits, ids[static_cast<size_t>(w.first_target + i - skipped)]);
     });
-    predicted_engine.truncate(0);
-    predicted_engine.eval_all(inputs, [&](int64_t i, std::span<const float> logits) {
+    predicted_text.truncate(0);
+    predicted_engine.eval_all(predicted_text, inputs, [&](int64_t i, std::span<const float> logits) {
       if (i >= skipped) e.comparison.add(positions[static_cast<size_t>(i - skipped)], logits);
     });
     progress.tokens_done += w.n_inputs;

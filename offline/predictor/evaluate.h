@@ -17,7 +17,7 @@ namespace hearth::offline {
 
 struct EvaluatedLayer {
   std::string method, type;
-  int64_t rank = 0;        // 0: gate-bits and sign
+  int64_t rank = 0;        // 0: gate-bits
   uint64_t bytes = 0;      // of the predictor; 0 = the layer has none and runs dense
   uint64_t ffn_bytes = 0;  // of the layer's FFN
   predictor::Tally tally;  // the truth is that of the predicted run's own inputs

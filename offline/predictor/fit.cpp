@@ -18,8 +18,6 @@ const char* to_string(FitMethod method) {
       return "svd";
     case FitMethod::mlp:
       return "mlp";
-    case FitMethod::sign:
-      return "sign";
     case FitMethod::gate_bits:
       return "gate-bits";
   }
@@ -27,14 +25,13 @@ const char* to_string(FitMethod method) {
 }
 
 FitMethod parse_fit_method(std::string_view name) {
-  for (const FitMethod m : {FitMethod::svd, FitMethod::mlp, FitMethod::sign, FitMethod::gate_bits}) {
+  for (const FitMethod m : {FitMethod::svd, FitMethod::mlp, FitMethod::gate_bits}) {
     if (name == to_string(m)) return m;
   }
-  fail("unknown kind of predictor '{}'; expected svd, mlp, sign, gate-bits or auto", name);
+  fail("unknown kind of predictor '{}'; expected svd, mlp, gate-bits or auto", name);
 }
 
 std::string Candidate::name() const {
-  if (method == FitMethod::sign) return "sign";
   if (method == FitMethod::gate_bits) return fmt::format("gate-bits {}", traits(type).name);
   return fmt::format("{} {} {}", to_string(method), rank, traits(type).name);
 }
@@ -43,12 +40,6 @@ namespace {
 
 NeuronRule rule_of(const FfnShard& shard, float threshold) {
   return {shard.act, shard.act_threshold, shard.up_relu, threshold};
-}
-
-// Layer 0 has no layer before it.
-PredictorInput input_of(const Samples& samples, size_t layer) {
-  const bool none_before = layer == 0 && samples.input == PredictorInput::previous_ffn_input;
-  return none_before ? PredictorInput::ffn_input : samples.input;
 }
 
 }  // namespace
@@ -61,7 +52,7 @@ LayerFit::LayerFit(const model::Model& model, size_t layer, const Samples& sampl
       products_(products),
       team_(team),
       n_embd_(model.config().n_embd),
-      input_(input_of(samples, layer)),
+      input_(samples.input),
       truth_(model.weights().layers[layer].ffn, rule_of(model.weights().layers[layer].ffn, options.threshold),
              down_row_norms(model.weights().layers[layer].ffn), n_embd_, products, team) {
   truth_.keep(samples.at(Part::calibrate, layer).ffn);
@@ -208,15 +199,6 @@ PredictorData LayerFit::weights(const Candidate& c) {
       p.fc2 = OwnedMatrix::from(predictor::dequantized(w, 0, w.rows).data(), w.rows, n_embd_, c.type);
       break;
     }
-    case FitMethod::sign: {
-      const int64_t words = (n_embd_ + 31) / 32;
-      const std::vector<float> w = predictor::dequantized(gate(), 0, truth_.n_ff());
-      p.n_signs = n_embd_;
-      p.signs.resize(static_cast<size_t>(truth_.n_ff() * words));
-      for (int64_t i = 0; i < truth_.n_ff(); ++i)
-        sign_bits(w.data() + i * n_embd_, n_embd_, p.signs.data() + i * words);
-      break;
-    }
   }
   p.method = to_string(c.method);
   p.input = input_;
@@ -247,7 +229,7 @@ PredictorData LayerFit::fit(const Candidate& candidate) {
 
 std::vector<Candidate> all_candidates(int64_t n_embd, int64_t n_ff, DType gate_type, bool with_mlp) {
   const size_t gate_bytes = static_cast<size_t>(n_ff) * row_bytes(gate_type, n_embd);
-  std::vector<Candidate> all = {{FitMethod::sign, 0, DType::f32}};
+  std::vector<Candidate> all;
   for (const DType type : {DType::q4_0, DType::q8_0}) {
     if (static_cast<size_t>(n_ff) * row_bytes(type, n_embd) < gate_bytes)
       all.push_back({FitMethod::gate_bits, 0, type});

@@ -1,6 +1,6 @@
 #pragma once
-// Makes predictors for a model's layers: weights by one of four methods, thresholds calibrated to a wanted share of the
-// loss, and the choice among methods, ranks and types.
+// Makes predictors for a model's layers: weights by one of three methods, thresholds calibrated to a wanted share of
+// the loss, and the choice among methods, ranks and types.
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,7 +16,7 @@
 
 namespace hearth::offline {
 
-enum class FitMethod { svd, mlp, sign, gate_bits };
+enum class FitMethod { svd, mlp, gate_bits };
 const char* to_string(FitMethod method);  // as in PredictorData::method
 FitMethod parse_fit_method(std::string_view name);
 
@@ -24,7 +24,7 @@ struct Candidate {
   FitMethod method = FitMethod::svd;
   int64_t rank = 0;  // svd, mlp
   DType type = DType::f16;
-  std::string name() const;  // "svd 128 q8_0", "sign"
+  std::string name() const;  // "svd 128 q8_0", "gate-bits q4_0"
 };
 
 // Throws Error when a layer of this width cannot have it: a rank beyond its size, or no multiple of the type's block.

@@ -87,10 +87,6 @@ PredictorData owned_copy(const model::StoredPredictor& stored) {
   p.method = from.method, p.input = from.input, p.relu = w.relu, p.figures = stored.figures;
   p.fc1 = matrix(w.fc1), p.fc2 = matrix(w.fc2);
   p.fc1_bias = floats(w.fc1_bias), p.threshold = floats(w.threshold);
-  if (w.signs != nullptr) {
-    p.n_signs = w.n_signs;
-    p.signs.assign(w.signs, w.signs + w.n() * ((w.n_signs + 31) / 32));
-  }
   return p;
 }
 

@@ -1,7 +1,6 @@
 #include "offline/predictor/layer_truth.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "core/error.h"
@@ -73,21 +72,8 @@ void LayerTruth::compute(const predictor::TokenProducts& x, int64_t first, int64
   });
 }
 
-SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products,
-                           ThreadTeam& team)
-    : predictor_(predictor), n_embd_(n_embd), T_(static_cast<int64_t>(x.size()) / n_embd), team_(team) {
-  if (predictor.signs != nullptr) {
-    const int64_t words = (n_embd + 31) / 32;
-    sign_bits_.resize(static_cast<size_t>(T_ * words));
-    team_.for_chunks(T_, 64, [&](int64_t begin, int64_t end, int) {
-      std::vector<float> row(static_cast<size_t>(n_embd));
-      for (int64_t t = begin; t < end; ++t) {
-        traits(DType::f16).to_float(x.data() + t * n_embd, row.data(), n_embd);
-        sign_bits(row.data(), n_embd, sign_bits_.data() + t * words);
-      }
-    });
-  }
-  if (predictor.signs != nullptr) return;
+SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products)
+    : predictor_(predictor), T_(static_cast<int64_t>(x.size()) / n_embd) {
   const Matrix inputs{DType::f16, T_, n_embd, x.data(), nullptr};
   reader_.emplace(inputs, products);
   if (!predictor.fc1) return;
@@ -109,30 +95,7 @@ SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x,
 
 void SampleScores::scores(int64_t first, int64_t count, std::vector<float>& score) {
   score.resize(static_cast<size_t>(count * T_));
-  if (predictor_.signs != nullptr) return sign_scores(first, count, score);
   reader_->multiply(predictor_.fc2.slice_rows(first, count), score.data());
-}
-
-void SampleScores::sign_scores(int64_t first, int64_t count, std::vector<float>& score) {
-  const int64_t words = (n_embd_ + 31) / 32;
-  team_.for_chunks(count, 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint32_t* row = predictor_.signs + (first + i) * words;
-      for (int64_t t = 0; t < T_; ++t) {
-        const uint32_t* bits = sign_bits_.data() + t * words;
-        int64_t differing = 0;
-        for (int64_t w = 0; w < words; ++w) differing += std::popcount(row[w] ^ bits[w]);
-        score[static_cast<size_t>(i * T_ + t)] = static_cast<float>(n_embd_ - 2 * differing);
-      }
-    }
-  });
-}
-
-void sign_bits(const float* x, int64_t n, uint32_t* words) {
-  std::fill_n(words, (n + 31) / 32, 0u);
-  for (int64_t c = 0; c < n; ++c) {
-    if (x[c] < 0) words[c / 32] |= 1u << (c % 32);
-  }
 }
 
 }  // namespace hearth::offline

@@ -51,24 +51,16 @@ class LayerTruth {
 class SampleScores {
  public:
   // x [T][n_embd]: what the predictor reads. All must outlive the object.
-  SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products,
-               ThreadTeam& team);
+  SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products);
   // score [count][T] of the neurons from `first` on. Weights are used in f32 as they are after rounding to their type;
   // the 8-bit rounding of inputs that devices do for quantised weights is not imitated.
   void scores(int64_t first, int64_t count, std::vector<float>& score);
 
  private:
-  void sign_scores(int64_t first, int64_t count, std::vector<float>& score);
-
   const Predictor& predictor_;
-  int64_t n_embd_, T_;
-  ThreadTeam& team_;
+  int64_t T_;
   std::vector<float> hidden_;                       // [T][rank]
   std::optional<predictor::TokenProducts> reader_;  // of hidden_, or of x_ without an fc1
-  std::vector<uint32_t> sign_bits_;                 // [T][words]
 };
-
-// Bit c of word c / 32 is set where element c is negative; [ceil(n / 32)].
-void sign_bits(const float* x, int64_t n, uint32_t* words);
 
 }  // namespace hearth::offline

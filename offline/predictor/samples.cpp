@@ -27,20 +27,18 @@ class SamplingDevice final : public ForwardingDevice {
   // The next sequence goes to `rooms` (by layer from first_layer on), from the token `at` on.
   void begin_sequence(const std::vector<Room>& rooms, int64_t at) { rooms_ = &rooms, at_ = at, written_ = 0; }
 
-  void norm(const NormArgs& args, const float* x, int64_t T, Act out) override {
-    if (input_ == PredictorInput::residual) download(x, T, residual_[out.x]);
-    ForwardingDevice::norm(args, x, T, out);
-  }
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
+  void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override {
+    HEARTH_CHECK(in.normed(), "an FFN whose residual stream is not known");
     const size_t layer = layers_.try_emplace(shard.gate.data, layers_.size()).first->second;
     HEARTH_CHECK(layer < n_layer_, "more FFNs than layers");
     const bool wanted = layer >= first_layer_ && layer < first_layer_ + rooms_->size();
-    const bool before_wanted = input_ == PredictorInput::previous_ffn_input && layer + 1 == first_layer_;
-    if (wanted || before_wanted) download(in.x, T, current_);
-    if (wanted) keep((*rooms_)[layer - first_layer_], layer, in.x);
-    if (wanted || before_wanted) previous_.swap(current_);
+    if (wanted) {
+      inner_.norm(in.norm, in.x, T, in.act);
+      keep((*rooms_)[layer - first_layer_], in, T);
+    }
     if (layer + 1 == n_layer_) written_ += T;  // the engine may pass over the layers several times for one sequence
-    ForwardingDevice::ffn_dense(shard, in, T, y_bias, y);
+    ForwardingDevice::ffn_dense(shard, wanted ? Input(in.act) : in, T, y_bias, y, next);
   }
 
  private:
@@ -48,10 +46,12 @@ class SamplingDevice final : public ForwardingDevice {
     to.resize(static_cast<size_t>(T * n_embd_));
     inner_.download(to.data(), x, to.size() * sizeof(float));
   }
-  void keep(const Room& room, size_t layer, const float* in) const {
+  void keep(const Room& room, const Input& in, int64_t T) {
+    download(in.act.x, T, current_);
     put(current_, room.ffn);
-    if (input_ == PredictorInput::residual) put(residual_.at(in), room.predictor);
-    if (input_ == PredictorInput::previous_ffn_input) put(layer == 0 ? current_ : previous_, room.predictor);
+    if (input_ != PredictorInput::residual) return;
+    download(in.x, T, current_);
+    put(current_, room.predictor);
   }
   void put(const std::vector<float>& values, std::span<f16_t> room) const {
     const auto first = static_cast<size_t>((at_ + written_) * n_embd_);
@@ -64,10 +64,9 @@ class SamplingDevice final : public ForwardingDevice {
   PredictorInput input_;
   size_t first_layer_;
   const std::vector<Room>* rooms_ = nullptr;
-  int64_t at_ = 0, written_ = 0;                                   // tokens
-  std::unordered_map<const void*, size_t> layers_;                 // by the gate's address, in order of first use
-  std::unordered_map<const float*, std::vector<float>> residual_;  // by the address of what the norm made of it
-  std::vector<float> current_, previous_;
+  int64_t at_ = 0, written_ = 0;                    // tokens
+  std::unordered_map<const void*, size_t> layers_;  // by the gate's address, in order of first use
+  std::vector<float> current_;
 };
 
 // Documents come as one or more sequences; those of one document must share a part.
@@ -186,6 +185,7 @@ std::optional<Samples> gather_samples(model::Model& model, Device& device, const
   engine_options.sparsity = engine::Sparsity::off;
   engine_options.use_graph = false;
   engine::Engine engine(model, sampling, engine_options);
+  engine::Sequence text = engine.sequence();
   SampleProgress progress;
   progress.tokens_total = order.all_tokens();
   int64_t done[kParts] = {};
@@ -194,9 +194,9 @@ std::optional<Samples> gather_samples(model::Model& model, Device& device, const
     const auto part = static_cast<int>(part_of(i, options.only_validate));
     const auto length = static_cast<int64_t>(order.sequences[i]->ids.size());
     if (i >= begin) {
-      engine.truncate(0);
+      text.truncate(0);
       sampling.begin_sequence(rooms[part], done[part]);
-      engine.eval(order.sequences[i]->ids);
+      engine.eval(text, order.sequences[i]->ids);
       store->set_progress(i + 1);
     } else {
       progress.tokens_before += length;

@@ -75,6 +75,11 @@ void ActivationCounter::add_piece(const float* gate, const float* up, int64_t T,
       o.recent += last_active_[n] >= position - model::kRecentTokens ? 1 : 0;
       last_active_[n] = position;
     }
+    for (size_t k = 0; k < model::kUnionTokens.size(); ++k) {
+      const int64_t first = position - model::kUnionTokens[k] + 1;
+      o.unions[k] = static_cast<uint32_t>(std::count_if(last_active_.begin() + begin, last_active_.begin() + end,
+                                                        [=](int64_t p) { return p >= first; }));
+    }
   }
 }
 
@@ -97,6 +102,12 @@ void ActivationCounter::add_shares(int64_t T, model::LayerStatistics& stats) con
     for (size_t p = 0; p < pieces; ++p) {
       const Overlap& o = overlaps_[p * static_cast<size_t>(T) + static_cast<size_t>(t)];
       sum.active += o.active, sum.previous += o.previous, sum.recent += o.recent;
+      for (size_t k = 0; k < sum.unions.size(); ++k) sum.unions[k] += o.unions[k];
+    }
+    for (size_t k = 0; k < sum.unions.size(); ++k) {
+      if (position_ + t + 1 < model::kUnionTokens[k]) continue;  // the text has not that many tokens yet
+      stats.unions[k].neurons += sum.unions[k];
+      ++stats.unions[k].windows;
     }
     if (sum.active == 0) continue;
     if (position_ + t >= 1) {

@@ -1,5 +1,6 @@
 #pragma once
 // Turns the gates and ups of a batch of tokens into a layer's statistics, on the host.
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -30,9 +31,10 @@ class ActivationCounter {
   void add(const float* gate, const float* up, int64_t T, bool heldout, model::LayerStatistics& stats);
 
  private:
+  // Neurons of one piece and token.
   struct Overlap {
-    uint32_t active = 0, previous = 0,
-             recent = 0;  // neurons active; of them, with the previous token; in the recent ones
+    uint32_t active = 0, previous = 0, recent = 0;              // active; of them, with the previous token; recently
+    std::array<uint32_t, model::kUnionTokens.size()> unions{};  // active in one of the last tokens, this one included
   };
   void add_piece(const float* gate, const float* up, int64_t T, int64_t begin, int64_t end, Overlap* overlap,
                  model::LayerStatistics& stats);

@@ -22,7 +22,9 @@ void CountingDevice::begin_sequence(bool heldout) {
   for (ActivationCounter& c : counters_) c.begin_sequence();
 }
 
-void CountingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
+void CountingDevice::ffn_dense(const FfnShard& shard, const Input& input, int64_t T, Vector y_bias, float* y,
+                               const NextNorm* next) {
+  const Act in = rows_of(input, T);
   const size_t layer = layer_of(shard);
   evaluate(shard, in, T, true);
   counters_[layer].add(gate_.data(), shard.up ? up_.data() : nullptr, T, heldout_, statistics_.layers[layer]);
@@ -30,7 +32,7 @@ void CountingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector 
     trial_.add(layer, bring_input(in, n), gate_.data(), n);
   }
   if (moments_ && !heldout_) add_moments(layer, bring_input(in, T), T);
-  inner_.ffn_dense(shard, in, T, y_bias, y);
+  inner_.ffn_dense(shard, in, T, y_bias, y, next);
 }
 
 const float* CountingDevice::bring_input(Act in, int64_t T) {

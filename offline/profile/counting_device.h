@@ -20,7 +20,8 @@ class CountingDevice final : public FfnProbe {
   // Counted from here on: a new text, held out or not.
   void begin_sequence(bool heldout);
 
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void ffn_dense(const FfnShard& shard, const Input& input, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override;
 
  private:
   void add_moments(size_t layer, const float* input, int64_t T);

@@ -16,7 +16,7 @@ void FfnProbe::reserve(const Limits& limits) {
   max_values_ = static_cast<size_t>(limits.max_tokens * n_ff_);
 }
 
-void FfnProbe::ffn_sparse(const FfnShard&, const SparseArgs&, Act, Vector, float*) {
+void FfnProbe::ffn_sparse(const FfnShard&, const SparseArgs&, const Input&, int64_t, Vector, float*, const NextNorm*) {
   HEARTH_CHECK(false, "dense FFNs alone are looked at");
 }
 
@@ -24,6 +24,11 @@ size_t FfnProbe::layer_of(const FfnShard& shard) {
   const size_t layer = layers_.try_emplace(shard.gate.data, layers_.size()).first->second;
   HEARTH_CHECK(layer < model_.weights().layers.size(), "more FFNs than layers");
   return layer;
+}
+
+Act FfnProbe::rows_of(const Input& in, int64_t T) {
+  if (in.normed()) inner_.norm(in.norm, in.x, T, in.act);
+  return in.act;
 }
 
 void FfnProbe::evaluate(const FfnShard& shard, Act in, int64_t T, bool with_up) {

@@ -18,10 +18,13 @@ class FfnProbe : public ForwardingDevice {
 
   void reserve(const Limits& limits) override;
   // Sparse steps do not compute what is to be looked at: a broken invariant.
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override;
 
  protected:
   size_t layer_of(const FfnShard& shard);
+  // The rows that an FFN reads, normed by the inner device where it was to do that on the way.
+  Act rows_of(const Input& in, int64_t T);
   // Pre-activations, biases included, of T tokens: gate_ [T][n_ff] and, where `with_up` and the layer has one, up_.
   // What they held before is gone.
   void evaluate(const FfnShard& shard, Act in, int64_t T, bool with_up);

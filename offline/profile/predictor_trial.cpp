@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/sparse_ffn.h"
 
 namespace hearth::offline {
 
@@ -44,7 +45,9 @@ void PredictorTrial::finish(Device& host, model::Statistics& statistics) const {
       const Act in{const_cast<float*>(tokens.inputs.data() + at), q8.data()};  // inputs of operations are only read
       host.quantize(in, 1, n_embd);
       int32_t count = 0;
-      host.predict(model_.weights().layers[l].predictor.weights, in, {.n_first = n_ff, .first = {ids.data(), &count}});
+      PredictArgs args;
+      args.n_own = n_ff, args.own = {ids.data(), &count, n_ff};
+      host.sparse_ffn()->predict(model_.weights().layers[l].predictor.weights, in, 1, args);
       named.named += static_cast<uint64_t>(count);
     }
     named.active += tokens.active;

@@ -72,15 +72,16 @@ void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team
   engine_options.sparsity = engine::Sparsity::off;  // every gate and up is to be seen
   engine_options.use_graph = false;
   engine::Engine engine(model, counting, engine_options);
+  engine::Sequence text = engine.sequence();
 
   const uint64_t total = tokens_wanted(corpus, options), before = s.tokens + s.tokens_heldout;
   const auto start = std::chrono::steady_clock::now();
   bool wanted = true;
   while (wanted && s.sequences_done < corpus.sequences.size() && s.tokens + s.tokens_heldout < total) {
     const Sequence& sequence = corpus.sequences[s.sequences_done];
-    engine.truncate(0);
+    text.truncate(0);
     counting.begin_sequence(sequence.heldout);
-    engine.eval(sequence.ids);
+    engine.eval(text, sequence.ids);
     (sequence.heldout ? s.tokens_heldout : s.tokens) += sequence.ids.size();
     ++s.sequences_done;
     const uint64_t done = s.tokens + s.tokens_heldout;

@@ -42,10 +42,17 @@ nlohmann::json json_or_null(const std::optional<double>& v) {
   return v ? nlohmann::json(*v) : nlohmann::json(nullptr);
 }
 nlohmann::json to_json(const LayerSummary& l) {
+  nlohmann::json shares, growths;
+  for (size_t k = 0; k < l.unions.size(); ++k) {
+    const std::string tokens = std::to_string(model::kUnionTokens[k]);
+    shares[tokens] = json_or_null(l.unions[k]), growths[tokens] = json_or_null(l.growth(k));
+  }
   return {{"density", l.density},
           {"neurons_for_80_percent", l.hot_share},
           {"coactive_previous", json_or_null(l.previous)},
           {"coactive_recent_64", json_or_null(l.recent)},
+          {"union", shares},
+          {"union_per_density", growths},
           {"hit_rate_of_26_percent", l.hit},
           {"hit_rate_heldout", json_or_null(l.hit_heldout)},
           {"hit_rate_heldout_possible", json_or_null(l.hit_heldout_possible)},
@@ -61,7 +68,36 @@ std::string row(const std::string& name, const LayerSummary& l) {
                      percent(l.hit_heldout), percent(l.hit_heldout_possible));
 }
 
+std::string union_row(const std::string& name, const LayerSummary& l) {
+  std::string out = fmt::format("{:>5} {:>9}", name, percent(l.density));
+  for (size_t k = 0; k < l.unions.size(); ++k) {
+    const std::optional<double> growth = l.growth(k);
+    out += fmt::format(" {:>9} {:>8}", percent(l.unions[k]), growth ? fmt::format("{:.2f} ×", *growth) : "-");
+  }
+  return out + "\n";
+}
+
+// How many neurons a few consecutive tokens need together.
+std::string union_table(const std::vector<LayerSummary>& layers, const LayerSummary& mean) {
+  if (std::none_of(mean.unions.begin(), mean.unions.end(), [](auto& u) { return u.has_value(); })) {
+    return "several tokens: the sidecar does not say how many neurons consecutive tokens need together; "
+           "`hearth profile -f TEXT` without --resume counts them.\n";
+  }
+  std::string out = fmt::format("\n{:>5} {:>9}", "layer", "density");
+  for (const int64_t tokens : model::kUnionTokens) out += fmt::format(" {:>18}", fmt::format("of {} tokens", tokens));
+  out += "\n";
+  for (size_t l = 0; l < layers.size(); ++l) out += union_row(std::to_string(l), layers[l]);
+  out += union_row("mean", mean);
+  return out +
+         "\nof N tokens: share of the neurons that are active in at least one of N consecutive tokens; ×: times the "
+         "density of one.\n";
+}
+
 }  // namespace
+
+std::optional<double> LayerSummary::growth(size_t k) const {
+  return unions[k] && density > 0 ? std::optional(*unions[k] / density) : std::nullopt;
+}
 
 std::vector<LayerSummary> summarize(const model::Statistics& statistics) {
   std::vector<LayerSummary> summaries;
@@ -75,6 +111,7 @@ std::vector<LayerSummary> summarize(const model::Statistics& statistics) {
     summary.previous = s.previous.mean();
     summary.recent = s.recent.mean();
     summary.named_per_active = s.named.per_active();
+    for (size_t k = 0; k < s.unions.size(); ++k) summary.unions[k] = s.unions[k].share(s.n_ff());
     summary.hit = share_of_first(s.active, order, hot);
     if (statistics.tokens_heldout > 0 && !s.active_heldout.empty()) {
       summary.hit_heldout = share_of_first(s.active_heldout, order, hot);
@@ -104,6 +141,7 @@ LayerSummary mean_of(const std::vector<LayerSummary>& layers) {
     add(mean.hit_heldout, l.hit_heldout, first);
     add(mean.hit_heldout_possible, l.hit_heldout_possible, first);
     add(mean.named_per_active, l.named_per_active, first);
+    for (size_t k = 0; k < l.unions.size(); ++k) add(mean.unions[k], l.unions[k], first);
   }
   return mean;
 }
@@ -129,7 +167,7 @@ std::string summary_table(const model::Sidecar& sidecar) {
   if (mean.named_per_active) {
     out += fmt::format("predictors: the file's own name {:.2f} neurons for each active one.\n", *mean.named_per_active);
   }
-  return out;
+  return out + union_table(layers, mean);
 }
 
 nlohmann::json summary_json(const model::Sidecar& sidecar) {

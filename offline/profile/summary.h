@@ -1,5 +1,6 @@
 #pragma once
 // What a profile says, layer by layer.
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -10,13 +11,17 @@
 namespace hearth::offline {
 
 struct LayerSummary {
-  double density = 0;                          // mean share of active neurons
-  double hot_share = 0;                        // share of the neurons that make 80 % of the activations
-  std::optional<double> previous, recent;      // of a token's set: active with the previous token, in the last 64
+  double density = 0;                      // mean share of active neurons
+  double hot_share = 0;                    // share of the neurons that make 80 % of the activations
+  std::optional<double> previous, recent;  // of a token's set: active with the previous token, in the last 64
+  // Share of the neurons that are active in at least one of kUnionTokens consecutive tokens.
+  std::array<std::optional<double>, model::kUnionTokens.size()> unions;
   double hit = 0;                              // share of the activations made by the hottest kHotSet of the neurons
   std::optional<double> hit_heldout;           // by the same neurons, on text that was not profiled
   std::optional<double> hit_heldout_possible;  // by the hottest of that text itself
   std::optional<double> named_per_active;      // neurons that the file's predictor names, for each active one
+  // The union of kUnionTokens[k] tokens, in active neurons of one token.
+  std::optional<double> growth(size_t k) const;
 };
 constexpr double kActivationShare = 0.8, kHotSet = 0.26;
 

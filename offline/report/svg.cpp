@@ -243,7 +243,8 @@ std::string stacked_bars(const std::vector<std::string>& part_names, const std::
 std::string page_style() {
   return "<style>" + chart_style() +
          "body{background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:0 auto;"
-         "padding:1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}svg{width:100%;height:auto;margin-bottom:.8rem;display:"
+         "padding:1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}svg{width:100%;height:auto;margin-"
+         "bottom:.8rem;display:"
          "block}"
          "p.note,.legend{color:var(--mute);font-size:.9rem}.legend span{margin-right:1rem;"
          "display:inline-block}.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}"

@@ -12,13 +12,14 @@ double measure_decode(model::Model& model, Device& device, const Thresholds& thr
   options.sparsity = engine::Sparsity::exact;
   options.layer_thresholds = thresholds;
   engine::Engine engine(model, device, options);
+  engine::Sequence text = engine.sequence();
   double best = 0;
   for (int run = 0; run < 3; ++run) {
-    engine.truncate(0);
-    engine.eval(prompt);
-    int32_t id = engine.eval_greedy(prompt.back());  // not timed: records the graph
+    text.truncate(0);
+    engine.eval(text, prompt);
+    int32_t id = engine.eval_greedy(text, prompt.back());  // not timed: records the graph
     const auto begin = std::chrono::steady_clock::now();
-    for (int64_t i = 0; i < n; ++i) id = engine.eval_greedy(id);
+    for (int64_t i = 0; i < n; ++i) id = engine.eval_greedy(text, id);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     best = std::max(best, static_cast<double>(n) / seconds);
   }

@@ -36,8 +36,8 @@ std::vector<int32_t> Evaluator::inputs(const TextPart& part, const Window& w) co
 
 void Evaluator::run_dense(const TextPart& part, size_t window) {
   device_.set_thresholds({});
-  engine_.truncate(0);
-  engine_.eval(inputs(part, part.windows[window]));
+  text_.truncate(0);
+  engine_.eval(text_, inputs(part, part.windows[window]));
 }
 
 void Evaluator::compare(const TextPart& part, size_t window, std::span<const Thresholds> thresholds,
@@ -49,15 +49,15 @@ void Evaluator::compare(const TextPart& part, size_t window, std::span<const Thr
   std::vector<DensePosition> dense;
   dense.reserve(static_cast<size_t>(w.n_targets));
   device_.set_thresholds({});
-  engine_.truncate(0);
-  engine_.eval_all(ids, [&](int64_t i, std::span<const float> logits) {
+  text_.truncate(0);
+  engine_.eval_all(text_, ids, [&](int64_t i, std::span<const float> logits) {
     if (i < skipped) return;
     dense.emplace_back(logits, part.ids[static_cast<size_t>(w.first_target + i - skipped)]);
   });
   for (size_t c = 0; c < thresholds.size(); ++c) {
     device_.set_thresholds(thresholds[c], true);
-    engine_.truncate(0);
-    engine_.eval_all(ids, [&](int64_t i, std::span<const float> logits) {
+    text_.truncate(0);
+    engine_.eval_all(text_, ids, [&](int64_t i, std::span<const float> logits) {
       if (i >= skipped) out[c].comparison.add(dense[static_cast<size_t>(i - skipped)], logits);
     });
     out[c].active += device_.counted_active();

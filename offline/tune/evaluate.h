@@ -43,6 +43,7 @@ class Evaluator {
 
   ThresholdDevice device_;
   engine::Engine engine_;
+  engine::Sequence text_ = engine_.sequence();
 };
 
 }  // namespace hearth::offline

@@ -7,7 +7,7 @@ namespace hearth::offline {
 SpeedModel::SpeedModel(ModelShape shape, const PlanRequest& request, const std::vector<ThresholdCounts>& counts)
     : shape_(std::move(shape)), request_(request), counts_(counts) {
   HEARTH_CHECK(counts.size() == shape_.layers.size());
-  request_.sparsity = SparsityRule::exact;
+  request_.sparsity = engine::Sparsity::exact;
   const Planner planner(shape_, frequencies(std::vector<size_t>(counts.size(), 0)), request_);
   base_ = planner.plan();
   gpu_ = base_.gpu.total() > 0;
@@ -28,8 +28,7 @@ PlannedSpeed SpeedModel::speed(const std::vector<size_t>& choice) const {
 }
 
 double SpeedModel::layer_seconds(size_t l, size_t k) const {
-  const LayerCosts costs(shape_.layers[l], counts_[l].frequencies(k), request_.cost, request_.reserve, request_.n_ctx,
-                         base_.n_kv);
+  const LayerCosts costs(shape_.layers[l], counts_[l].frequencies(k), request_.cost, request_.reserve, 0, base_.n_kv);
   const LayerChoice& choice = base_.layers[l].choice;
   return gpu_ ? costs.seconds(choice) : costs.seconds_cpu_only(choice.selection);
 }

@@ -15,7 +15,7 @@ struct PlannedSpeed {
 
 class SpeedModel {
  public:
-  // `counts`: by layer, threshold 0 first. The sparse decode evaluates every gate (SparsityRule::exact).
+  // `counts`: by layer, threshold 0 first. The sparse decode evaluates every gate (Sparsity::exact).
   SpeedModel(ModelShape shape, const PlanRequest& request, const std::vector<ThresholdCounts>& counts);
 
   // The best plan when layer l uses threshold choice[l] of its counts.

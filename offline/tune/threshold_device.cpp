@@ -111,7 +111,9 @@ void ThresholdDevice::add_masked(size_t layer, const FfnShard& shard, int64_t T,
   inner_.matmul({&down, 1}, Act{device_value_.as<float>(), nullptr}, T);
 }
 
-void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
+void ThresholdDevice::ffn_dense(const FfnShard& shard, const Input& input, int64_t T, Vector y_bias, float* y,
+                                const NextNorm* next) {
+  const Act in = rows_of(input, T);
   const size_t layer = layer_of(shard);
   const bool masked = !thresholds_.empty() && thresholds_[layer] > 0;
   const bool values = masked || counts_ != nullptr;
@@ -131,7 +133,7 @@ void ThresholdDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector
     });
     counts.add_tokens(T);
   }
-  if (!masked) return inner_.ffn_dense(shard, in, T, y_bias, y);
+  if (!masked) return inner_.ffn_dense(shard, in, T, y_bias, y, next);
   add_masked(layer, shard, T, y_bias, y);
 }
 

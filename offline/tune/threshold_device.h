@@ -32,7 +32,8 @@ class ThresholdDevice final : public FfnProbe {
   void observe(std::vector<MagnitudeHistogram>* histograms) { histograms_ = histograms; }
   void observe(std::vector<ThresholdCounts>* counts) { counts_ = counts; }
 
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
+  void ffn_dense(const FfnShard& shard, const Input& input, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override;
 
  private:
   const Matrix& down_of(size_t layer, const FfnShard& shard);

@@ -22,35 +22,8 @@ const char* to_string(Purpose purpose) {
   return "?";
 }
 
-std::unique_ptr<Mailbox> Device::open_mailbox(int64_t /*capacity*/, int64_t /*max_ids*/) {
-  fail("{} cannot hand work to the CPU", name());
-}
-// Staging where the host's memory is the device's: nothing moves.
-void Device::open_staging(int /*n_slots*/, size_t /*bytes*/) {
-  HEARTH_CHECK(is_host(), "{}", name());
-}
-size_t Device::staged_bytes(const FfnShard& /*host*/) const {
-  HEARTH_CHECK(is_host(), "{}", name());
-  return 0;
-}
-FfnShard Device::stage(int /*slot*/, const FfnShard& host) {
-  HEARTH_CHECK(is_host(), "{}", name());
-  return host;
-}
-void Device::acquire(int /*slot*/) {
-  HEARTH_CHECK(is_host(), "{}", name());
-}
-void Device::release(int /*slot*/) {
-  HEARTH_CHECK(is_host(), "{}", name());
-}
-FfnShard Device::link(const FfnShard& /*host*/, std::byte* /*memory*/) {
-  fail("{} cannot read neurons from host memory", name());
-}
-void Device::post(Mailbox& /*mailbox*/, const float* /*x*/, int64_t /*n*/) {
-  HEARTH_CHECK(false, "{}", name());
-}
-void Device::collect(Mailbox& /*mailbox*/, float* /*x*/, int64_t /*n*/) {
-  HEARTH_CHECK(false, "{}", name());
+Matrix Device::pack(const Matrix& /*host*/, std::byte* /*memory*/) {
+  fail("{} has no layout of its own", name());
 }
 
 }  // namespace hearth

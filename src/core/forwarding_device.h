@@ -1,16 +1,19 @@
 #pragma once
 // A Device that hands everything on to another one: the base of those that look at, or change, one kind of operation.
-// Graphs are not handed on: what such a device does beside its operations could not be recorded.
+// Recording is not handed on: what such a device does beside its operations could not be recorded.
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "core/cold_rows.h"
 #include "core/device.h"
+#include "core/hand_off.h"
+#include "core/sparse_ffn.h"
 
 namespace hearth {
 
-class ForwardingDevice : public Device {
+class ForwardingDevice : public Device, public SparseFfn, public HandOffs, public RowPrefetch, public ColdRows {
  public:
   // `inner` must outlive this device.
   explicit ForwardingDevice(Device& inner) : inner_(inner) {}
@@ -19,8 +22,14 @@ class ForwardingDevice : public Device {
   bool is_host() const override { return inner_.is_host(); }
   std::vector<MemoryUse> memory() const override { return inner_.memory(); }
   void use_from_this_thread() override { inner_.use_from_this_thread(); }
+  SparseFfn* sparse_ffn() override { return inner_.sparse_ffn() != nullptr ? this : nullptr; }
+  HandOffs* hand_offs() override { return inner_.hand_offs() != nullptr ? this : nullptr; }
+  RowPrefetch* row_prefetch() override { return inner_.row_prefetch() != nullptr ? this : nullptr; }
+  ColdRows* cold_rows() override { return inner_.cold_rows() != nullptr ? this : nullptr; }
+
   void upload(void* device, const void* host, size_t bytes) override { inner_.upload(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { inner_.download(host, device, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { inner_.copy(to, from, bytes); }
   void fill_zero(void* device, size_t bytes) override { inner_.fill_zero(device, bytes); }
   void synchronize() override { inner_.synchronize(); }
   Matrix adopt(const Matrix& host) override { return inner_.adopt(host); }
@@ -35,42 +44,51 @@ class ForwardingDevice : public Device {
   }
   void quantize(Act a, int64_t T, int64_t n) override { inner_.quantize(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { inner_.norm(args, x, T, out); }
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override { inner_.matmul(parts, in, T); }
-  void rope_kv(const RopeKvArgs& args, int64_t T) override { inner_.rope_kv(args, T); }
+  using Device::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override {
+    inner_.matmul(parts, in, T, next);
+  }
   void attention(const AttentionArgs& args, int64_t T, Act out) override { inner_.attention(args, T, out); }
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override {
-    inner_.ffn_dense(shard, in, T, y_bias, y);
+  void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override {
+    inner_.ffn_dense(shard, in, T, y_bias, y, next);
   }
-  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override {
-    inner_.predict(predictor, in, args);
+  void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override { inner_.argmax(logits, n, T, ids); }
+
+  void predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) override {
+    inner_.sparse_ffn()->predict(predictor, in, T, args);
   }
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
-    inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override {
+    inner_.sparse_ffn()->ffn_sparse(shard, sparse, in, T, y_bias, y, next);
   }
-  void argmax(const float* logits, int64_t n, int32_t* id) override { inner_.argmax(logits, n, id); }
 
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {
-    return inner_.open_mailbox(capacity, max_ids);
+    return inner_.hand_offs()->open_mailbox(capacity, max_ids);
   }
-  void post(Mailbox& mailbox, const float* x, int64_t n) override { inner_.post(mailbox, x, n); }
-  void collect(Mailbox& mailbox, float* x, int64_t n) override { inner_.collect(mailbox, x, n); }
-  void hint(const Predictor& predictor, Act in, const HintArgs& args) override { inner_.hint(predictor, in, args); }
+  void post(Mailbox& mailbox, const float* x, int64_t n) override { inner_.hand_offs()->post(mailbox, x, n); }
+  void collect(Mailbox& mailbox, float* x, int64_t n) override { inner_.hand_offs()->collect(mailbox, x, n); }
+  void hint(const Predictor& predictor, Act in, const HintArgs& args) override {
+    inner_.hand_offs()->hint(predictor, in, args);
+  }
+
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override {
-    inner_.fetch(shard, ids, until);
+    inner_.row_prefetch()->fetch(shard, ids, until);
   }
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override {
-    inner_.fetch_input(shard, in, hand_off);
+    inner_.row_prefetch()->fetch_input(shard, in, hand_off);
   }
-  void pin(void* host, size_t bytes) override { inner_.pin(host, bytes); }
-  void unpin(void* host) override { inner_.unpin(host); }
-  bool can_link(const FfnShard& host) const override { return inner_.can_link(host); }
-  size_t link_bytes(const FfnShard& host) const override { return inner_.link_bytes(host); }
-  FfnShard link(const FfnShard& host, std::byte* memory) override { return inner_.link(host, memory); }
-  void open_staging(int n_slots, size_t bytes) override { inner_.open_staging(n_slots, bytes); }
-  size_t staged_bytes(const FfnShard& host) const override { return inner_.staged_bytes(host); }
-  FfnShard stage(int slot, const FfnShard& host) override { return inner_.stage(slot, host); }
-  void acquire(int slot) override { inner_.acquire(slot); }
-  void release(int slot) override { inner_.release(slot); }
+
+  void pin(void* host, size_t bytes) override { inner_.cold_rows()->pin(host, bytes); }
+  void unpin(void* host) override { inner_.cold_rows()->unpin(host); }
+  bool can_link(const FfnShard& host) const override { return inner_.cold_rows()->can_link(host); }
+  size_t link_bytes(const FfnShard& host) const override { return inner_.cold_rows()->link_bytes(host); }
+  FfnShard link(const FfnShard& host, std::byte* memory) override { return inner_.cold_rows()->link(host, memory); }
+  void open_staging(int n_slots, size_t bytes) override { inner_.cold_rows()->open_staging(n_slots, bytes); }
+  size_t staged_bytes(const FfnShard& host) const override { return inner_.cold_rows()->staged_bytes(host); }
+  FfnShard stage(int slot, const FfnShard& host) override { return inner_.cold_rows()->stage(slot, host); }
+  void acquire(int slot) override { inner_.cold_rows()->acquire(slot); }
+  void release(int slot) override { inner_.cold_rows()->release(slot); }
 
  protected:
   void* allocate_bytes(size_t bytes, Purpose purpose) override;

@@ -53,8 +53,8 @@ MailboxLayout::MailboxLayout(int64_t capacity, int64_t max_ids) {
     at += (static_cast<size_t>(n) * 4 + 255) / 256 * 256;
     return begin;
   };
-  x = add(capacity), answer = add(capacity), ids = add(max_ids), values = add(max_ids);
-  marks = add(2 * (max_ids / 32 + 2)), hints = add(2 * (max_ids / 32 + 2));
+  x = add(capacity), answer = add(capacity);
+  marks = add(2 * kFewTokens * mark_words(max_ids)), hints = add(2 * mark_words(max_ids));
   words = add(2 * n_words(capacity));
   total = at;
 }
@@ -64,8 +64,6 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   const MailboxLayout l(capacity, max_ids);
   std::byte* base = memory_.get();
   request_ = reinterpret_cast<float*>(base + l.x), answer_ = reinterpret_cast<float*>(base + l.answer);
-  ids_ = reinterpret_cast<int32_t*>(base + l.ids);
-  values_ = reinterpret_cast<float*>(base + l.values);
   static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
   marks_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.marks);
   hints_ = reinterpret_cast<std::atomic<uint64_t>*>(base + l.hints);
@@ -73,15 +71,16 @@ Mailbox::Mailbox(std::shared_ptr<std::byte> memory, int64_t capacity, int64_t ma
   const auto zero = [](std::atomic<uint64_t>* words, int64_t n) {
     for (int64_t j = 0; j < n; ++j) new (words + j) std::atomic<uint64_t>{0};
   };
-  zero(marks_, max_ids / 32 + 2), zero(hints_, max_ids / 32 + 2);
+  zero(marks_, kFewTokens * MailboxLayout::mark_words(max_ids)), zero(hints_, MailboxLayout::mark_words(max_ids));
+  ids_.resize(static_cast<size_t>(kFewTokens * (max_ids + 1)));
   zero(words_, MailboxLayout::n_words(capacity));
 }
 
-uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
+uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag) {
   uint64_t value = 0;
   const auto reached = [&] {
     value = flag.load(std::memory_order_acquire);
-    return has_come(value, served_) && value != except;
+    return has_come(value, served_);
   };
   if (!wait_until(reached, flags_->failed.value, patience_)) {
     give_up(MailboxFailure::device_silent);
@@ -91,11 +90,11 @@ uint64_t Mailbox::wait(const std::atomic<uint64_t>& flag, uint64_t except) {
 }
 
 void Mailbox::check_marks(const MailboxMarks& marks) const {
-  HEARTH_CHECK(marks.n_words <= max_ids_ / 32 + 2, "{} words of marks in a mailbox of {} neurons", marks.n_words,
-               max_ids_);
+  HEARTH_CHECK(marks.n_words <= MailboxLayout::mark_words(max_ids_), "{} words of marks in a mailbox of {} neurons",
+               marks.n_words, max_ids_);
 }
 
-int32_t Mailbox::read_marks(const MailboxMarks& marks) {
+int32_t Mailbox::read_marks(const MailboxMarks& marks, const std::atomic<uint64_t>* words, int32_t* ids) {
   check_marks(marks);
   // The lines come from the device, each a hundred nanoseconds away. A branch that depends on what is in one keeps the
   // processor from asking for those behind it, so words are read many at a time without any.
@@ -113,7 +112,7 @@ int32_t Mailbox::read_marks(const MailboxMarks& marks) {
       uint32_t difference = 0;
       n_named = 0;
       for (int32_t j = begin; j < end; ++j) {
-        const uint64_t word = marks_[j].load(std::memory_order_relaxed);
+        const uint64_t word = words[j].load(std::memory_order_relaxed);
         difference |= static_cast<uint32_t>(word) ^ served_;
         named[n_named] = {static_cast<uint32_t>(word >> 32), marks.first + 32 * j};
         n_named += named[n_named].bits != 0 ? 1 : 0;
@@ -121,11 +120,11 @@ int32_t Mailbox::read_marks(const MailboxMarks& marks) {
       return difference == 0;
     };
     if (!all_came()) {
-      for (int32_t j = begin; j < end; ++j) wait(marks_[j]);
+      for (int32_t j = begin; j < end; ++j) wait(words[j]);
       HEARTH_CHECK(all_came(), "marks of a hand-off beyond number {}", served_);
     }
     for (size_t k = 0; k < n_named; ++k) {
-      n = static_cast<int32_t>(append_ids(named[k].bits, named[k].first, ids_ + n) - ids_);
+      n = static_cast<int32_t>(append_ids(named[k].bits, named[k].first, ids + n) - ids);
     }
   }
   return n;
@@ -138,10 +137,8 @@ bool Mailbox::has_next() const {
 bool Mailbox::has_neurons() const {
   const uint64_t flag = flags_->posted.value.load(std::memory_order_acquire);
   if (!has_come(flag, served_)) return false;
-  const auto neurons = static_cast<uint32_t>(flag >> 32);
-  if (neurons == MailboxMemory::kListFollows) return false;
-  const bool are_marked = (neurons & MailboxMarks::kIsMarks) != 0 && MailboxMarks::unpack(neurons).n_words > 0;
-  return !are_marked || has_come(marks_[0].load(std::memory_order_relaxed), served_);
+  const MailboxMarks marks = MailboxMarks::unpack(static_cast<uint32_t>(flag >> 32));
+  return marks.n_words == 0 || has_come(marks_[0].load(std::memory_order_relaxed), served_);
 }
 
 std::span<const int32_t> Mailbox::wait_hints(const MailboxMarks& marks) {
@@ -171,13 +168,18 @@ const float* Mailbox::wait_input() {
   return request_;
 }
 
-MailboxRequest Mailbox::wait_neurons() {
+NeuronLists Mailbox::wait_neurons(int64_t T) {
   HEARTH_CHECK(flags_->answered.value.load(std::memory_order_relaxed) != served_, "no hand-off has begun");
-  const uint64_t list_follows = uint64_t{MailboxMemory::kListFollows} << 32 | served_;
-  const auto neurons = static_cast<uint32_t>(wait(flags_->posted.value, list_follows) >> 32);
-  const bool are_marked = (neurons & MailboxMarks::kIsMarks) != 0;
-  n_ids_ = are_marked ? read_marks(MailboxMarks::unpack(neurons)) : static_cast<int32_t>(neurons);
-  return {request_, ids_, values_, &n_ids_};
+  HEARTH_CHECK(T <= kFewTokens, "the neurons of {} tokens", T);
+  const auto packed = static_cast<uint32_t>(wait(flags_->posted.value) >> 32);
+  HEARTH_CHECK((packed & MailboxMarks::kIsMarks) != 0, "hand-off {} brings no neurons", served_);
+  const MailboxMarks marks = MailboxMarks::unpack(packed);
+  const NeuronLists lists{ids_.data(), ids_.data() + kFewTokens * max_ids_, max_ids_};
+  for (int64_t t = 0; t < T; ++t) {
+    const std::atomic<uint64_t>* words = marks_ + t * MailboxLayout::mark_words(max_ids_);
+    lists.count[t] = read_marks(marks, words, lists.ids + t * max_ids_);
+  }
+  return lists;
 }
 
 void Mailbox::give_up(MailboxFailure why) {
@@ -222,33 +224,35 @@ void HostMailbox::begin(const float* x, int64_t n) {
   std::memcpy(request_, x, static_cast<size_t>(n) * sizeof(float));
 }
 
-void HostMailbox::raise(uint32_t neurons) {
-  flags_->posted.value.store(uint64_t{neurons} << 32 | posted_, std::memory_order_release);
-}
-
-void HostMailbox::post(const float* x, int64_t n, std::span<const int32_t> ids, const float* values) {
+void HostMailbox::post(const float* x, int64_t n) {
   begin(x, n);
-  post_neurons(ids, values);
+  flags_->posted.value.store(posted_, std::memory_order_release);
 }
 
-void HostMailbox::post_input(const float* x, int64_t n) {
+void HostMailbox::post_input(const float* x, int64_t n, const MailboxMarks& marks) {
   begin(x, n);
-  raise(MailboxMemory::kListFollows);
+  flags_->posted.value.store(uint64_t{marks.packed()} << 32 | posted_, std::memory_order_release);
 }
 
-void HostMailbox::post_neurons(std::span<const int32_t> ids, const float* values) {
-  HEARTH_CHECK(static_cast<int64_t>(ids.size()) <= max_ids(), "{} neurons in a mailbox of {}", ids.size(), max_ids());
-  std::copy(ids.begin(), ids.end(), ids_);
-  if (values != nullptr) std::copy_n(values, ids.size(), values_);
-  raise(static_cast<uint32_t>(ids.size()));
+void HostMailbox::store(std::atomic<uint64_t>* to, uint32_t number, const MailboxMarks& marks,
+                        std::span<const int32_t> ids) {
+  HEARTH_CHECK(marks.n_words <= MailboxLayout::mark_words(max_ids()), "{} words of marks in a mailbox of {} neurons",
+               marks.n_words, max_ids());
+  std::vector<uint32_t> words(static_cast<size_t>(marks.n_words));
+  for (const int32_t id : ids) words.at(static_cast<size_t>((id - marks.first) / 32)) |= 1u << (id - marks.first) % 32;
+  for (size_t j = 0; j < words.size(); ++j) {
+    to[j].store(uint64_t{words[j]} << 32 | number, std::memory_order_relaxed);
+  }
+}
+
+void HostMailbox::post_neurons(int64_t token, const MailboxMarks& marks, std::span<const int32_t> ids) {
+  HEARTH_CHECK(token < kFewTokens && std::ssize(ids) <= max_ids(), "{} neurons of token {} in a mailbox of {}",
+               ids.size(), token, max_ids());
+  store(marks_ + token * MailboxLayout::mark_words(max_ids()), posted_, marks, ids);
 }
 
 void HostMailbox::post_hints(const MailboxMarks& marks, std::span<const int32_t> ids) {
-  std::vector<uint32_t> words(static_cast<size_t>(marks.n_words));
-  for (const int32_t id : ids) words[static_cast<size_t>((id - marks.first) / 32)] |= 1u << (id - marks.first) % 32;
-  for (size_t j = 0; j < words.size(); ++j) {
-    hints_[j].store(uint64_t{words[j]} << 32 | (posted_ + 1), std::memory_order_relaxed);
-  }
+  store(hints_, posted_ + 1, marks, ids);
 }
 
 template <typename Reached>

@@ -14,6 +14,7 @@
 
 #include "core/buffer.h"
 #include "core/error.h"
+#include "core/ops.h"
 
 namespace hearth {
 
@@ -41,18 +42,16 @@ struct MailboxMemory {
     static_assert(std::atomic<T>::is_always_lock_free);
   };
   using Flag = FlagOf<uint32_t>;
-  // Number of the last hand-off whose vector is complete, and from bit 32 on what is known of its neurons: how many are
-  // listed; or MailboxMarks::packed(); or kListFollows, which the number of neurons replaces when the list is complete.
+  // Number of the last hand-off whose vector is complete, and from bit 32 on MailboxMarks::packed(); 0 there: it brings
+  // no neurons.
   FlagOf<uint64_t> posted;
-  static constexpr uint32_t kListFollows = ~0u >> 1;
   Flag answered;  // number of the last one whose answer is complete
   Flag failed;    // a MailboxFailure, set by a side that gave up waiting, or that stopped: the other must not wait
   MailboxFailure failure() const { return static_cast<MailboxFailure>(failed.value.load(std::memory_order_acquire)); }
 };
 
-// Neurons of a hand-off as marks, which a device can write before it has lists: word j in the low half the hand-off's
-// number, in the high half which of the ids first + 32 j, ... are meant. Words come in any order, after or before the
-// flag that announces them.
+// The neurons of a hand-off, as marks: word j of a token has the hand-off's number in the low half, in the high half
+// which of the ids first + 32 j, ... are meant. Words come in any order, after or before the flag that announces them.
 struct MailboxMarks {
   int32_t first = 0;    // -31 to 2^18
   int32_t n_words = 0;  // at most 4095
@@ -72,22 +71,15 @@ struct MailboxMarks {
   }
 };
 
-// What a hand-off brings: a vector, and a list of the CPU's neurons that the device found (whether it did is the
-// asker's business to know: a plain hand-off has none).
-struct MailboxRequest {
-  const float* x = nullptr;
-  const int32_t* ids = nullptr;   // ascending
-  const float* values = nullptr;  // act(gate) of each; undefined when the device only predicted
-  const int32_t* n_ids = nullptr;
-};
-
 // How a mailbox lies in one piece of memory, in bytes from its start.
 struct MailboxLayout {
   MailboxLayout(int64_t capacity, int64_t max_ids);
-  // Of an answer, so many elements at most may come as words, too (Mailbox::publish()): those of a token.
-  static constexpr int64_t kMostWords = 1 << 15;
+  // So many elements of an answer at most may come as words, too (Mailbox::publish()): those of a few tokens.
+  static constexpr int64_t kMostWords = kFewTokens << 15;
   static constexpr int64_t n_words(int64_t capacity) { return std::min(capacity, kMostWords); }
-  size_t x, answer, ids, values, marks, hints, words, total;
+  // Words of one token's marks, and of a hint.
+  static constexpr int64_t mark_words(int64_t max_ids) { return max_ids / 32 + 2; }
+  size_t x, answer, marks, hints, words, total;
 };
 
 class Mailbox {
@@ -112,16 +104,15 @@ class Mailbox {
   // Waits for the vector of the next hand-off. What one brings stays valid until it is answered. Every wait throws
   // Error when the device gave up or stays silent, MailboxAbandoned when it stopped.
   const float* wait_input();
-  // Waits for the neurons of the hand-off that has begun; of one without neurons there is nothing to wait for.
-  MailboxRequest wait_neurons();
-  // Both, for whoever has nothing to do in between.
-  MailboxRequest wait_request() { return wait_input(), wait_neurons(); }
+  // Waits for the neurons of T tokens that the hand-off which has begun brings: lists in host memory, valid until the
+  // next call.
+  NeuronLists wait_neurons(int64_t T);
   // Between two hand-offs: the neurons that the next one will probably bring, ascending, when the device tells; empty
   // when that hand-off has come instead.
   std::span<const int32_t> wait_hints(const MailboxMarks& marks);
   // Whether the vector of the next hand-off is there.
   bool has_next() const;
-  // Whether the neurons of the hand-off that has begun are there, or begin to be: of marks, the first word.
+  // Whether the neurons of the hand-off that has begun begin to be there.
   bool has_neurons() const;
   float* answer_buffer() { return answer_; }  // to be filled between wait_input() and answer()
   // Before answer(), where the device asks for it (Device::ffn_sparse() with SparseArgs::collect): elements [begin,
@@ -145,25 +136,22 @@ class Mailbox {
   MailboxMemory* flags_;
   float* request_;
   float* answer_;
-  int32_t* ids_;
-  float* values_;
-  std::atomic<uint64_t>* marks_;  // [max_ids / 32 + 2]
-  std::atomic<uint64_t>* hints_;  // the same, with the number of a hand-off to come
+  std::atomic<uint64_t>* marks_;  // [kFewTokens][mark_words(max_ids)]
+  std::atomic<uint64_t>* hints_;  // [mark_words(max_ids)], with the number of a hand-off to come
   std::atomic<uint64_t>* words_;  // [n_words(capacity)] published: number, and from bit 32 on an f32
 
  private:
   void check_marks(const MailboxMarks& marks) const;
-  // Waits for every word, and turns them into ids_; returns how many.
-  int32_t read_marks(const MailboxMarks& marks);
-  // Waits until the flag's lower half is the number of the hand-off being served and the flag is not `except`; returns
-  // the flag.
-  uint64_t wait(const std::atomic<uint64_t>& flag, uint64_t except = 0);
+  // Waits for every word of a token, and turns them into ids; returns how many.
+  int32_t read_marks(const MailboxMarks& marks, const std::atomic<uint64_t>* words, int32_t* ids);
+  // Waits until the flag's lower half is the number of the hand-off being served; returns the flag.
+  uint64_t wait(const std::atomic<uint64_t>& flag);
 
   int64_t capacity_, max_ids_;
   std::chrono::milliseconds patience_ = kPatience;
   std::shared_ptr<std::byte> memory_;
   uint32_t served_ = 0;
-  int32_t n_ids_ = 0;  // of the hand-off being served
+  std::vector<int32_t> ids_;  // [kFewTokens][max_ids] of the hand-off being served, then [kFewTokens] how many
   std::vector<int32_t> hinted_;
 };
 
@@ -172,22 +160,21 @@ class Mailbox {
 class HostMailbox : public Mailbox {
  public:
   HostMailbox(int64_t capacity, int64_t max_ids);
-  // Posts x [n] and a list of neurons, with their gates' activations where `values` is set.
-  void post(const float* x, int64_t n, std::span<const int32_t> ids = {}, const float* values = nullptr);
-  // The same in two steps.
-  void post_input(const float* x, int64_t n);
-  void post_neurons(std::span<const int32_t> ids, const float* values = nullptr);
+  // Posts x [n], and no neurons.
+  void post(const float* x, int64_t n);
+  // Posts x [n]; post_neurons() brings the neurons of each token.
+  void post_input(const float* x, int64_t n, const MailboxMarks& marks);
+  void post_neurons(int64_t token, const MailboxMarks& marks, std::span<const int32_t> ids);
   // Before the next post(): neurons that it will probably bring.
   void post_hints(const MailboxMarks& marks, std::span<const int32_t> ids);
-  // x += answer; both throw as wait_request() does.
+  // x += answer; both throw as the CPU's waits do.
   void collect(float* x, int64_t n);
   void collect_published(float* x, int64_t n);
 
  private:
   // Writes the vector of the next hand-off.
   void begin(const float* x, int64_t n);
-  // Says that the vector is there; `neurons`: the upper half of the flag.
-  void raise(uint32_t neurons);
+  void store(std::atomic<uint64_t>* words, uint32_t number, const MailboxMarks& marks, std::span<const int32_t> ids);
   // Waits for the CPU.
   template <typename Reached>
   void wait_for(Reached reached);

@@ -7,6 +7,13 @@
 
 namespace hearth {
 
+// How a matrix lies in memory.
+enum class Layout {
+  rows,    // row by row, as in the file
+  planes,  // row by row, the scales of a block format apart from its quants (aligned loads)
+  panels,  // several rows interleaved, in a form of the device's own that takes as many bytes (Device::pack())
+};
+
 // A row-major matrix of `rows` rows with `cols` elements each: what GGUF calls ne = [cols, rows]. y = W x has rows
 // elements. An empty matrix (data == nullptr) means "this model has no such tensor".
 struct Matrix {
@@ -14,13 +21,14 @@ struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
   const void* data = nullptr;
-  // A device may keep the scales of a block format apart from its quants (aligned loads); then `data` holds the quants
-  // alone and `scales` the block scales, both row by row. Null in the file's own layout.
+  // Layout::planes: `data` holds the quants alone and `scales` the block scales. Null otherwise.
   const void* scales = nullptr;
+  Layout layout = Layout::rows;
 
   explicit operator bool() const { return data != nullptr; }
   size_t row_size() const { return row_bytes(type, cols); }                // bytes of a row in the file's layout
   size_t bytes() const { return static_cast<size_t>(rows) * row_size(); }  // bytes of the values, whatever the layout
+  // Row r in the file's layout; there is none in a panel.
   const std::byte* row(int64_t r) const {
     return static_cast<const std::byte*>(data) + static_cast<size_t>(r) * row_size();
   }

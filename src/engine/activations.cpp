@@ -4,17 +4,19 @@
 #include <utility>
 #include <vector>
 
-namespace hearth::engine {
-namespace {
+#include "engine/page_pool.h"
 
-// Lays out pieces one after the other in a single allocation, each aligned for the widest loads.
-class Layout {
+namespace hearth::engine {
+
+// Pieces one after the other in a single allocation, each aligned for the widest loads.
+class Activations::Layout {
  public:
   template <typename T>
   void add(T** target, size_t bytes) {
     pieces_.push_back({reinterpret_cast<void**>(target), total_});
     total_ += (bytes + 255) / 256 * 256;
   }
+  size_t total() const { return total_; }
   DeviceBuffer place(Device& device) {
     DeviceBuffer storage = device.allocate(total_, Purpose::activations);
     for (const auto& [target, offset] : pieces_) *target = storage.as<std::byte>() + offset;
@@ -26,39 +28,76 @@ class Layout {
   size_t total_ = 0;
 };
 
+namespace {
+
 constexpr int64_t kLogitBytes = int64_t{16} << 20;  // bounds the logits of a batch whose every position is wanted
 
 }  // namespace
 
-Activations::Activations(Device& device, const model::Config& c, int64_t batch, bool with_q8)
-    : n_batch(batch), n_embd_(c.n_embd), q8_bytes_(device.q8_bytes(c.n_embd)) {
-  const auto f32 = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
-  logit_rows = std::clamp<int64_t>(kLogitBytes / (4 * c.n_vocab), 1, batch);
-  Layout layout;
-  layout.add(&ids, f32(2 * batch));
-  layout.add(&x, f32(batch * c.n_embd));
-  layout.add(&normed.x, f32(batch * c.n_embd));
-  layout.add(&ffn_normed.x, f32(std::max<int64_t>(batch, 2) * c.n_embd));
-  layout.add(&q, f32(batch * c.n_head * c.head_dim));
-  layout.add(&k, f32(batch * c.n_head_kv * c.head_dim));
-  layout.add(&v, f32(batch * c.n_head_kv * c.head_dim));
-  layout.add(&attn.x, f32(batch * c.n_head * c.head_dim));
-  layout.add(&logits, f32(logit_rows * c.n_vocab));
-  layout.add(&predicted.ids, f32(c.n_ff));
-  layout.add(&predicted.count, sizeof(int32_t));
-  layout.add(&linked.ids, f32(c.n_ff));
-  layout.add(&linked.count, sizeof(int32_t));
-  layout.add(&n_active, f32(2 * c.n_layer + 1));
-  if (with_q8) {
-    layout.add(&normed.q8, static_cast<size_t>(batch) * q8_bytes_);
-    layout.add(&ffn_normed.q8, static_cast<size_t>(std::max<int64_t>(batch, 2)) * q8_bytes_);
-    layout.add(&x_q8, q8_bytes_);
-    layout.add(&attn.q8, static_cast<size_t>(batch) * device.q8_bytes(c.n_head * c.head_dim));
+Limits limits_of(const model::Config& c, int64_t n_ctx, int64_t n_batch, bool quantized) {
+  const int64_t n_q = c.n_head * c.head_dim;
+  Limits l;
+  l.max_tokens = n_batch;
+  l.max_context = n_ctx;
+  l.max_cols = std::max({c.n_embd, c.n_ff, n_q});
+  l.max_rows = std::max({c.n_embd, c.n_ff, n_q});
+  l.n_vocab = c.n_vocab;
+  l.n_ff = c.n_ff;
+  l.n_embd = c.n_embd;
+  l.n_head = c.n_head, l.n_head_kv = c.n_head_kv, l.head_dim = c.head_dim;
+  l.quantized_weights = quantized;
+  return l;
+}
+
+ActivationShape ActivationShape::of(int64_t n_ctx, int64_t n_sequences, int64_t n_batch, bool quantized) {
+  return {std::min(n_batch, n_ctx * n_sequences), std::max(n_sequences, kFewTokens), pages_of(n_ctx), quantized};
+}
+
+void Activations::lay_out(Layout& layout, const model::Config& c, const ActivationShape& shape,
+                          FunctionRef<size_t(int64_t)> q8_bytes) {
+  const int64_t batch = shape.n_batch, few = kFewTokens, width = c.n_head * c.head_dim;
+  const auto words = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
+  n_batch = batch, pages_stride = shape.pages_stride;
+  logit_rows = std::min(batch, std::max<int64_t>(kLogitBytes / (4 * c.n_vocab), few));
+  predicted.stride = linked.stride = c.n_ff;
+  layout.add(&ids, words(3 * batch + shape.n_slots * shape.pages_stride));
+  layout.add(&x, words(batch * c.n_embd));
+  layout.add(&normed.x, words(batch * c.n_embd));
+  layout.add(&ffn_normed_.x, words(batch * c.n_embd));
+  layout.add(&odd_ffn_normed_.x, words(few * c.n_embd));
+  layout.add(&q, words(batch * width));
+  layout.add(&k, words(batch * c.n_head_kv * c.head_dim));
+  layout.add(&v, words(batch * c.n_head_kv * c.head_dim));
+  layout.add(&attn.x, words(batch * width));
+  layout.add(&logits, words(logit_rows * c.n_vocab));
+  for (NeuronLists* lists : {&predicted, &linked}) {
+    layout.add(&lists->ids, words(few * c.n_ff));
+    layout.add(&lists->count, words(few));
   }
+  layout.add(&n_active, words((2 * c.n_layer + 1) * few));
+  if (!shape.with_q8) return;
+  const size_t row = q8_bytes(c.n_embd);
+  layout.add(&normed.q8, static_cast<size_t>(batch) * row);
+  layout.add(&ffn_normed_.q8, static_cast<size_t>(batch) * row);
+  layout.add(&odd_ffn_normed_.q8, static_cast<size_t>(few) * row);
+  layout.add(&x_q8, static_cast<size_t>(few) * row);
+  layout.add(&attn.q8, static_cast<size_t>(batch) * q8_bytes(width));
+}
+
+Activations::Activations(Device& device, const model::Config& c, const ActivationShape& shape) {
+  Layout layout;
+  lay_out(layout, c, shape, [&](int64_t n) { return device.q8_bytes(n); });
   storage_ = layout.place(device);
-  pos = ids + batch;
-  n_linked_active = n_active + c.n_layer;
-  best = n_linked_active + c.n_layer;
+  pos = ids + n_batch, slot = pos + n_batch, pages = slot + n_batch;
+  n_linked_active = n_active + c.n_layer * kFewTokens;
+  best = n_linked_active + c.n_layer * kFewTokens;
+}
+
+size_t Activations::bytes(const model::Config& c, const ActivationShape& shape, FunctionRef<size_t(int64_t)> q8_bytes) {
+  Activations unplaced;
+  Layout layout;
+  unplaced.lay_out(layout, c, shape, q8_bytes);
+  return layout.total();
 }
 
 }  // namespace hearth::engine

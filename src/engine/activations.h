@@ -1,48 +1,68 @@
 #pragma once
-// Every activation of a forward pass, allocated once. T = tokens in the batch, at most n_batch.
+// Every activation of a forward pass, allocated once. T = tokens in the batch, at most n_batch; a few: kFewTokens.
 #include <cstddef>
 #include <cstdint>
 
 #include "core/device.h"
+#include "core/ops.h"
+#include "core/thread_team.h"
 #include "model/config.h"
 
 namespace hearth::engine {
 
+// What a device has to reserve to run this model.
+Limits limits_of(const model::Config& config, int64_t n_ctx, int64_t n_batch, bool quantized);
+
+// How large the activations are.
+struct ActivationShape {
+  int64_t n_batch = 1;
+  int64_t n_slots = 1;       // sequences in a batch
+  int64_t pages_stride = 1;  // pages of a sequence
+  bool with_q8 = false;      // some weights are quantised, so inputs of matrices also get their 8-bit companions
+  // For batches of at most n_batch tokens of at most n_sequences sequences of n_ctx positions.
+  static ActivationShape of(int64_t n_ctx, int64_t n_sequences, int64_t n_batch, bool quantized);
+};
+
 struct Activations {
   Activations() = default;
-  // with_q8: some weights are quantised, so inputs of matrices also get their 8-bit companions.
-  Activations(Device& device, const model::Config& config, int64_t n_batch, bool with_q8);
+  Activations(Device& device, const model::Config& config, const ActivationShape& shape);
+  // What that allocates. `q8_bytes`: Device::q8_bytes().
+  static size_t bytes(const model::Config& config, const ActivationShape& shape, FunctionRef<size_t(int64_t)> q8_bytes);
 
-  int32_t* ids = nullptr;       // [n_batch] token ids, then
-  int32_t* pos = nullptr;       // [n_batch] their positions
-  float* x = nullptr;           // [T][n_embd] residual stream
-  Act normed;                   // [T][n_embd] input of the attention, or of the head
-  Act ffn_normed;               // [T][n_embd] input of the FFN; for one token use ffn_input()
-  void* x_q8 = nullptr;         // the 8-bit form of one token's x, for predictors that read the residual stream
-  float* q = nullptr;           // [T][n_head * head_dim]
-  float* k = nullptr;           // [T][n_head_kv * head_dim]
-  float* v = nullptr;           // [T][n_head_kv * head_dim]
-  Act attn;                     // [T][n_head * head_dim] output of the attention
-  float* logits = nullptr;      // [logit_rows][n_vocab]
-  int64_t logit_rows = 1;       // positions whose logits are computed at once
-  NeuronList predicted;         // [n_ff] ids that a predictor named
-  NeuronList linked;            // [n_ff] of those, the ones whose rows are read over the link
-  int32_t* n_active = nullptr;  // [n_layer] active neurons of the last sparse step, without the linked ones, then
-  int32_t* n_linked_active = nullptr;  // [n_layer] active linked ones, then
-  int32_t* best = nullptr;             // [1] argmax of the logits: one download brings all
-  int64_t n_batch = 1;
+  // One upload brings what varies from pass to pass: ids, positions, slots, then the table of pages.
+  int32_t* ids = nullptr;    // [n_batch] token ids, then
+  int32_t* pos = nullptr;    // [n_batch] their positions, then
+  int32_t* slot = nullptr;   // [n_batch] the rows of their sequences in
+  int32_t* pages = nullptr;  // [n_slots][pages_stride]
+  float* x = nullptr;        // [T][n_embd] residual stream
+  Act normed;                // [T][n_embd] input of the attention, or of the head
+  void* x_q8 = nullptr;      // the 8-bit form of a few tokens' x, for predictors that read the residual stream
+  float* q = nullptr;        // [T][n_head * head_dim]
+  float* k = nullptr;        // [T][n_head_kv * head_dim]
+  float* v = nullptr;        // [T][n_head_kv * head_dim]
+  Act attn;                  // [T][n_head * head_dim] output of the attention
+  float* logits = nullptr;   // [logit_rows][n_vocab]
+  int64_t logit_rows = 1;    // positions whose logits are computed at once; at least a few tokens
+  NeuronLists predicted;     // [few][n_ff] ids that a predictor named
+  NeuronLists linked;        // [few][n_ff] those of them whose rows are read over the link
+  // One download brings the results of a pass over few tokens.
+  int32_t* n_active = nullptr;         // [n_layer][few] active neurons, without the linked ones, then
+  int32_t* n_linked_active = nullptr;  // [n_layer][few] active linked ones, then
+  int32_t* best = nullptr;             // [few] argmax of the logits
+  int64_t n_batch = 1, pages_stride = 1;
 
-  // The input of a layer's FFN. For one token that of the layer before stays valid beside it.
+  // The input of a layer's FFN, [T][n_embd]. A few tokens' alternates between two places: a hint, which nothing waits
+  // for, may still be reading that of the layer before (HandOffs::hint()).
   Act ffn_input(int64_t layer, int64_t T) const {
-    if (T > 1 || layer % 2 == 0) return ffn_normed;
-    Act second{ffn_normed.x + n_embd_, nullptr};
-    if (ffn_normed.q8 != nullptr) second.q8 = static_cast<std::byte*>(ffn_normed.q8) + q8_bytes_;
-    return second;
+    return T > kFewTokens || layer % 2 == 0 ? ffn_normed_ : odd_ffn_normed_;
   }
 
  private:
-  int64_t n_embd_ = 0;
-  size_t q8_bytes_ = 0;  // of a row of n_embd activations
+  class Layout;
+  void lay_out(Layout& layout, const model::Config& config, const ActivationShape& shape,
+               FunctionRef<size_t(int64_t)> q8_bytes);
+  Act ffn_normed_;      // [T][n_embd]
+  Act odd_ffn_normed_;  // [few][n_embd]
   DeviceBuffer storage_;
 };
 

@@ -17,31 +17,30 @@ FfnShard slice_neurons(const FfnShard& shard, int64_t first, int64_t count) {
   return part;
 }
 
-ColdStream::ColdStream(Device& main, const model::Weights& host, int64_t min_tokens)
-    : main_(main), host_(host), min_tokens_(min_tokens), neurons_(host.layers.size()) {
-  if (min_tokens == 0) return;
+ColdStream::ColdStream(Device& main, const model::Weights& host)
+    : main_(main), slots_(*main.cold_rows()), host_(host), neurons_(host.layers.size()) {
   size_t largest = 0;
   for (size_t l = 0; l < neurons_.size(); ++l) {
     const FfnShard& shard = host.layers[l].ffn;
     if (!shard.down_t) continue;
     // Alignment makes a few neurons take more than their share, so the share is taken of many.
     const int64_t sample = std::min<int64_t>(shard.n(), 1024);
-    const size_t bytes = std::max<size_t>(main.staged_bytes(slice_neurons(shard, 0, sample)), 1);
+    const size_t bytes = std::max<size_t>(slots_.staged_bytes(slice_neurons(shard, 0, sample)), 1);
     neurons_[l] = std::clamp<int64_t>(static_cast<int64_t>(kSlotBytes) * sample / static_cast<int64_t>(bytes) / 8 * 8,
                                       1, shard.n());
-    largest = std::max(largest, main.staged_bytes(slice_neurons(shard, 0, neurons_[l])));
+    largest = std::max(largest, slots_.staged_bytes(slice_neurons(shard, 0, neurons_[l])));
   }
-  if (largest > 0 || main.is_host()) main.open_staging(kSlots, largest);
+  if (largest > 0 || main.is_host()) slots_.open_staging(kSlots, largest);
 }
 
-void ColdStream::ffn(int64_t layer, Act in, int64_t T, Vector bias, float* y) {
+void ColdStream::ffn(int64_t layer, const Input& in, int64_t T, Vector bias, float* y) {
   const FfnShard& shard = host_.layers[static_cast<size_t>(layer)].ffn;
   for (int64_t first = 0; first < shard.n(); first += neurons_[static_cast<size_t>(layer)]) {
     const int64_t count = std::min(neurons_[static_cast<size_t>(layer)], shard.n() - first);
-    const FfnShard piece = main_.stage(slot_, slice_neurons(shard, first, count));
-    main_.acquire(slot_);
-    main_.ffn_dense(piece, in, T, first == 0 ? bias : Vector{}, y);
-    main_.release(slot_);
+    const FfnShard piece = slots_.stage(slot_, slice_neurons(shard, first, count));
+    slots_.acquire(slot_);
+    main_.ffn_dense(piece, first == 0 ? in : Input(in.act), T, first == 0 ? bias : Vector{}, y, nullptr);
+    slots_.release(slot_);
     slot_ = (slot_ + 1) % kSlots;
   }
 }

@@ -4,11 +4,10 @@
 #include <bit>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "core/error.h"
-#include "engine/forward.h"
+#include "core/recording.h"
 #include "engine/place.h"
 #include "model/predictors.h"
 
@@ -16,7 +15,7 @@ namespace hearth::engine {
 namespace {
 
 constexpr int64_t kDefaultContext = 4096;  // when the model allows more: a KV cache nobody asked for costs memory
-constexpr int64_t kSmallestGraphContext = 256;
+constexpr int64_t kSmallestRecordedContext = 256;
 constexpr std::chrono::milliseconds kGrace{5000};  // for a failed pass to end by itself
 
 int64_t choose_context(const model::Config& c, const EngineOptions& options) {
@@ -47,17 +46,13 @@ bool approximates(const EngineOptions& options) {
   return std::any_of(by_layer.begin(), by_layer.end(), [](float t) { return t > 0; });
 }
 
-// A layer that has none of its own, or whose predictor would read the layer before the first.
-bool can_predict(const model::Model& m, size_t layer) {
-  const model::LayerPredictor& p = m.weights().layers[layer].predictor;
-  return p.weights && (layer > 0 || p.input != model::PredictorInput::previous_ffn_input);
+bool can_predict(const model::LayerWeights& layer) {
+  return static_cast<bool>(layer.predictor.weights);
 }
 
 bool has_predictors(const model::Model& m) {
-  for (size_t l = 0; l < m.weights().layers.size(); ++l) {
-    if (can_predict(m, l)) return true;
-  }
-  return false;
+  const auto& layers = m.weights().layers;
+  return std::any_of(layers.begin(), layers.end(), can_predict);
 }
 
 Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
@@ -78,64 +73,28 @@ Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
 }
 
 // How the layers of an undivided model find their neurons.
-std::vector<LayerSplit> undivided(const model::Model& m, Sparsity sparsity) {
-  std::vector<LayerSplit> layers(m.weights().layers.size());
-  for (size_t l = 0; l < layers.size() && sparsity != Sparsity::off; ++l) {
-    const bool predicts = sparsity == Sparsity::predict && can_predict(m, l);
+std::vector<LayerFacts> undivided(const model::Model& m, Sparsity sparsity) {
+  std::vector<LayerFacts> layers(m.weights().layers.size());
+  for (size_t l = 0; l < layers.size(); ++l) {
+    layers[l].parallel = m.config().parallel_block;
+    layers[l].reads_residual = m.weights().layers[l].predictor.input == model::PredictorInput::residual;
+    if (sparsity == Sparsity::off) continue;
+    const bool predicts = sparsity == Sparsity::predict && can_predict(m.weights().layers[l]);
     layers[l].selection = predicts ? Selection::predictor : Selection::gate;
   }
   return layers;
 }
 
 // What a plan's layers make of the asked mode: a plan may have found that a predictor does not pay anywhere.
-Sparsity sparsity_of(const std::vector<LayerSplit>& layers, Sparsity asked) {
-  if (asked == Sparsity::off) return Sparsity::off;
+Sparsity sparsity_of(std::span<const LayerFacts> layers) {
   const auto any = [&](Selection s) {
-    return std::any_of(layers.begin(), layers.end(), [s](const LayerSplit& l) { return l.selection == s; });
+    return std::any_of(layers.begin(), layers.end(), [s](const LayerFacts& l) { return l.selection == s; });
   };
   if (any(Selection::predictor)) return Sparsity::predict;
   return any(Selection::gate) ? Sparsity::exact : Sparsity::off;
 }
 
-Limits limits_of(const model::Model& m, int64_t n_ctx, int64_t n_batch) {
-  const model::Config& c = m.config();
-  const int64_t n_q = c.n_head * c.head_dim;
-  Limits l;
-  l.max_tokens = n_batch;
-  l.max_context = n_ctx;
-  l.max_cols = std::max({c.n_embd, c.n_ff, n_q});
-  l.max_rows = std::max({c.n_embd, c.n_ff, n_q});
-  l.n_vocab = c.n_vocab;
-  l.n_ff = c.n_ff;
-  l.n_embd = c.n_embd;
-  l.n_head = c.n_head, l.n_head_kv = c.n_head_kv, l.head_dim = c.head_dim;
-  l.quantized_weights = m.quantized();
-  return l;
-}
-
 }  // namespace
-
-Sparsity parse_sparsity(std::string_view name) {
-  if (name == "off") return Sparsity::off;
-  if (name == "exact") return Sparsity::exact;
-  if (name == "predict") return Sparsity::predict;
-  if (name == "auto") return Sparsity::auto_;
-  fail("unknown sparsity mode '{}'; expected off, exact, predict or auto", name);
-}
-
-const char* to_string(Sparsity sparsity) {
-  switch (sparsity) {
-    case Sparsity::off:
-      return "off";
-    case Sparsity::exact:
-      return "exact";
-    case Sparsity::predict:
-      return "predict";
-    case Sparsity::auto_:
-      return "auto";
-  }
-  return "?";
-}
 
 Engine::Engine(model::Model& model, Device& device, const EngineOptions& options)
     : Engine(model, device, options, nullptr) {}
@@ -146,115 +105,133 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     : model_(model), device_(device), options_(options) {
   const model::Config& c = model_.config();
   if (options.n_batch < 1) fail("the batch size is {}, expected 1 or more", options.n_batch);
+  if (options.n_sequences < 1) fail("the number of sequences is {}, expected 1 or more", options.n_sequences);
   check_thresholds(c, options);
   n_ctx_ = choose_context(c, options);
   sparsity_ = choose_sparsity(model_, options);
-  const int64_t n_batch = std::min(options.n_batch, n_ctx_);
-  const Limits limits = limits_of(model_, n_ctx_, n_batch);
-  device_.reserve(limits);
+  const auto shape = ActivationShape::of(n_ctx_, options.n_sequences, options.n_batch, model_.quantized());
+  const Thresholds thresholds{options_.sparse_threshold, options_.layer_thresholds};
+  device_.reserve(limits_of(c, n_ctx_, shape.n_batch, model_.quantized()));
+  pool_ = std::make_shared<PagePool>(options.n_sequences * pages_of(n_ctx_));
   if (division != nullptr) {
-    division->host.reserve(limits);
-    split_ = split_weights(model_, division->placement, device_, division->host, division->team);
-    if (options.copy_weights) {
-      copied_weights_ = copy_from_file(model_, division->host, split_->arena.taken(), split_->host);
-    }
-    layers_ = split_->split;
-    for (LayerSplit& layer : layers_) layer.hinted = layer.hinted && options.look_ahead;
-    sparsity_ = sparsity_of(layers_, sparsity_);
-    weights_ = split_->main;
-    mailbox_ = device_.open_mailbox(n_batch * c.n_embd, c.n_ff);
-    mailbox_->set_patience(options.patience);
-    stream_ = std::make_unique<ColdStream>(device_, split_->host, options.stream_tokens);
-    host_half_ =
-        std::make_unique<HostHalf>(c, split_->host, layers_, division->host, *mailbox_, stream_.get(), n_ctx_, n_batch,
-                                   model_.quantized(), options_.sparse_threshold, options_.layer_thresholds);
+    divide(*division, shape.n_batch);
   } else {
-    layers_ = undivided(model_, sparsity_);
+    schedule_ = Schedule(undivided(model_, sparsity_));
+    for (const model::LayerWeights& l : model_.weights().layers) rows_.push_back({l.ffn.n(), {}});
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
-    if (options.copy_weights && device_.is_host()) copied_weights_ = copy_from_file(model_, device_, {}, weights_);
+    if (options.copy_weights && device_.is_host()) {
+      copied_weights_ = copy_from_file(model_, device_, {}, sparsity_ != Sparsity::off, weights_);
+    }
   }
   if (options.on_stall) {
     stall_watch_ = std::make_unique<StallWatch>(mailbox_ ? mailbox_->flags() : nullptr, options.patience,
                                                 std::min(options.patience, kGrace), options.on_stall);
   }
-  act_ = Activations(device_, c, n_batch, model_.quantized());
-  kv_ = KvCache(device_, c, n_ctx_, attention_layers(layers_, false));
-  host_logits_.resize(static_cast<size_t>(c.n_vocab));
+  act_ = Activations(device_, c, shape);
+  kv_ = KvCache(device_, c, pool_->n_pages(), attention_layers(false));
+  context_ = std::make_unique<ForwardContext>(ForwardContext{c, weights_, device_, act_, kv_, thresholds});
+  main_side_ = std::make_unique<MainSide>(*context_, schedule_, rows_, mailbox_.get(), stream_.get(), !head_on_host());
+  if (division != nullptr) {
+    Device& host = division->host;
+    host_act_ = Activations(host, c, shape);
+    host_kv_ = KvCache(host, c, pool_->n_pages(), attention_layers(true));
+    host_context_ =
+        std::make_unique<ForwardContext>(ForwardContext{c, split_->host, host, host_act_, host_kv_, thresholds});
+    host_side_ = std::make_unique<HostSide>(*host_context_, schedule_, rows_, *mailbox_);
+  }
+  logits_.resize(static_cast<size_t>(c.n_vocab));
   density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
   density_.active_on_host = density_.active_linked = density_.active;
-  graphs_.assign(64, -1);
+  for (auto& by_bound : recorded_) by_bound.fill(-1);
+}
+
+void Engine::divide(const Division& division, int64_t n_batch) {
+  const model::Config& c = model_.config();
+  division.host.reserve(limits_of(c, n_ctx_, n_batch, model_.quantized()));
+  split_ = split_weights(model_, division.placement, device_, division.host, division.team);
+  if (options_.copy_weights) {
+    copied_weights_ = copy_from_file(model_, division.host, split_->arena.taken(), true, split_->host);
+  }
+  std::vector<LayerFacts> facts = split_->facts;
+  for (LayerFacts& f : facts) {
+    f.hinted = f.hinted && options_.look_ahead;
+    if (sparsity_ == Sparsity::off) f.selection = Selection::all, f.hinted = f.linked = f.all_linked = false;
+  }
+  schedule_ = Schedule(facts);
+  rows_ = split_->rows;
+  sparsity_ = sparsity_of(facts);
+  weights_ = split_->main;
+  HandOffs* const hand_offs = device_.hand_offs();
+  if (hand_offs == nullptr) fail("{} cannot hand work to the CPU in the middle of a pass", device_.name());
+  mailbox_ = hand_offs->open_mailbox(n_batch * c.n_embd, c.n_ff);
+  mailbox_->set_patience(options_.patience);
+  if (options_.stream_tokens > 0) stream_ = std::make_unique<ColdStream>(device_, split_->host);
 }
 
 Engine::~Engine() {
   watch(StallWatch::Phase::hand_offs);  // freeing the device's memory waits for the device
 }
 
-void Engine::check_room(std::span<const int32_t> ids) const {
+std::vector<bool> Engine::attention_layers(bool on_host) const {
+  std::vector<bool> layers;
+  for (const LayerFacts& f : schedule_.facts()) layers.push_back(f.host_attends == on_host);
+  return layers;
+}
+
+BatchKind Engine::kind(const Batch& batch) const {
+  const int64_t T = batch.size();
+  if (T <= kFewTokens && !batch.computes_every_neuron()) return T == 1 ? BatchKind::one : BatchKind::few;
+  return options_.stream_tokens > 0 && T >= options_.stream_tokens ? BatchKind::streamed : BatchKind::many;
+}
+
+void Engine::check(std::span<const int32_t> ids) const {
   HEARTH_CHECK(!ids.empty());
-  const auto n = static_cast<int64_t>(ids.size());
-  if (n_past_ + n > n_ctx_) {
-    fail("the context is full: {} tokens are in it and {} more do not fit in {}; use a larger -c or a shorter text",
-         n_past_, n, n_ctx_);
-  }
   for (const int32_t id : ids) {
     if (id < 0 || id >= config().n_vocab)
       fail("token id {} is out of range, expected 0 to {}", id, config().n_vocab - 1);
   }
 }
 
-ForwardArgs Engine::forward_args(int64_t max_kv) {
-  return {config(),
-          weights_,
-          device_,
-          act_,
-          kv_,
-          n_ctx_,
-          max_kv,
-          sparsity_ != Sparsity::off,
-          options_.sparse_threshold,
-          layers_,
-          mailbox_.get(),
-          stream_.get(),
-          options_.layer_thresholds};
-}
-
-void Engine::upload_tokens(std::span<const int32_t> ids) {
-  // Ids and, behind the room for those of a batch, positions: one upload.
-  const auto first_position = static_cast<size_t>(act_.pos - act_.ids);
-  std::vector<int32_t> ids_and_positions(first_position + ids.size());
-  std::copy(ids.begin(), ids.end(), ids_and_positions.begin());
-  std::iota(ids_and_positions.begin() + static_cast<std::ptrdiff_t>(first_position), ids_and_positions.end(),
-            static_cast<int32_t>(n_past_));
+// One upload: ids, positions and slots of a batch, each with room for the largest one, then the table of pages.
+void Engine::upload(const PagedBatch& paged) {
+  const auto n_batch = static_cast<size_t>(act_.n_batch), stride = static_cast<size_t>(act_.pages_stride);
+  const std::span<const Batch::Part> parts = paged.batch().parts();
+  inputs_.assign(3 * n_batch + parts.size() * stride, 0);
+  std::copy(paged.batch().ids().begin(), paged.batch().ids().end(), inputs_.begin());
+  for (size_t slot = 0; slot < parts.size(); ++slot) {
+    const Batch::Part& p = parts[slot];
+    for (int64_t i = 0; i < p.n_rows; ++i) {
+      const auto row = static_cast<size_t>(p.first_row + i);
+      inputs_[n_batch + row] = static_cast<int32_t>(p.sequence->n_past() + i);
+      inputs_[2 * n_batch + row] = static_cast<int32_t>(slot);
+    }
+    const std::span<const int32_t> pages = p.sequence->pages();
+    std::copy(pages.begin(), pages.end(), inputs_.begin() + static_cast<std::ptrdiff_t>(3 * n_batch + slot * stride));
+  }
   watch(StallWatch::Phase::results);  // of the pass before: an upload waits for the device
-  device_.upload(act_.ids, ids_and_positions.data(), ids_and_positions.size() * sizeof(int32_t));
+  device_.upload(act_.ids, inputs_.data(), inputs_.size() * sizeof(int32_t));
   watch(StallWatch::Phase::idle);
   if (!split_) return;
-  host_half_->set_tokens(ids, n_past_);
-  if (embedding_on_host())
-    device_.upload(act_.x, host_half_->embed(), ids.size() * static_cast<size_t>(config().n_embd) * 4);
-}
-
-void Engine::run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T) {
-  if (!split_) return device_part();
-  if (mailbox_->failed())
-    fail("an earlier hand-off between {} and the CPU failed; this run cannot go on", device_.name());
-  watch(StallWatch::Phase::hand_offs);
-  try {
-    run_on_both(device_part, recorded, T);
-  } catch (...) {
-    watch(StallWatch::Phase::idle);
-    throw;
-  }
-  watch(StallWatch::Phase::idle);
+  std::copy(inputs_.begin(), inputs_.end(), host_act_.ids);
+  if (!embedding_on_host()) return;
+  Forward(*host_context_, {paged.size(), paged.max_kv(), paged.runs()}).embed(host_act_.x);
+  device_.upload(act_.x, host_act_.x, static_cast<size_t>(paged.size() * config().n_embd) * sizeof(float));
 }
 
 // Runs the device's part of a pass, and beside it the CPU's. A recorded part only starts the device; any other runs in
 // a thread of its own, because a device waits for the CPU in the middle of it.
-void Engine::run_on_both(FunctionRef<void()> device_part, bool recorded, int64_t T) {
-  const bool sparse = sparsity_ != Sparsity::off && T == 1;
+void Engine::run_on_both(FunctionRef<void()> device_part, bool recorded, const PassShape& shape, BatchKind kind) {
+  if (!split_) return device_part();
+  if (mailbox_->failed())
+    fail("an earlier hand-off between {} and the CPU failed; this run cannot go on", device_.name());
+  struct Watched {
+    Engine& engine;
+    explicit Watched(Engine& e) : engine(e) { engine.watch(StallWatch::Phase::hand_offs); }
+    ~Watched() { engine.watch(StallWatch::Phase::idle); }
+  } const watched(*this);
   if (recorded) {
     device_part();
-    return host_half_->serve(T, sparse);
+    return host_side_->serve(shape, kind);
   }
   std::exception_ptr error, consequence;  // of a side that stopped because the other did
   std::mutex mutex;
@@ -276,7 +253,7 @@ void Engine::run_on_both(FunctionRef<void()> device_part, bool recorded, int64_t
       device_part();
     });
   });
-  guarded([&] { host_half_->serve(T, sparse); });
+  guarded([&] { host_side_->serve(shape, kind); });
   device_thread.join();
   if (error) std::rethrow_exception(error);
   if (consequence) std::rethrow_exception(consequence);
@@ -294,145 +271,145 @@ void Engine::fetch(void* host, const void* device, size_t bytes) {
   if (mailbox_) mailbox_->check();
 }
 
-void Engine::forward_chunk(std::span<const int32_t> ids) {
-  const auto T = static_cast<int64_t>(ids.size());
-  upload_tokens(ids);
-  const ForwardArgs f = forward_args(n_past_ + T);
-  run_pass(
-      [&] {
-        if (!embedding_on_host()) forward_embedding(f, T);
-        forward_layers(f, T);
-      },
-      false, T);
-  n_past_ += T;
+// Everything that the main device does of a pass. Logits of a few tokens are a part of it.
+void Engine::main_part(const PassShape& shape, BatchKind kind) {
+  const Forward forward(*context_, shape);
+  if (!embedding_on_host()) forward.embed(act_.x);
+  main_side_->run(shape, kind);
+  if (shape.T > kFewTokens || head_on_host()) return;
+  forward.head(act_.x, 0, shape.T);
+  device_.argmax(act_.logits, config().n_vocab, shape.T, act_.best);
 }
 
-void Engine::decode_step(int32_t id) {
-  upload_tokens({&id, 1});
-  const auto step = [&](int64_t max_kv) {
-    const ForwardArgs f = forward_args(max_kv);
-    if (!embedding_on_host()) forward_embedding(f, 1);
-    forward_layers(f, 1);
-    if (head_on_host()) return;
-    forward_head(f, 0, 1);
-    device_.argmax(act_.logits, config().n_vocab, act_.best);
-  };
-  if (options_.use_graph && device_.supports_graphs()) {
-    // One graph per power-of-two bound of the context: the bound fixes the attention's grid, everything else is read
-    // from device memory.
-    const auto bound = std::bit_ceil(static_cast<uint64_t>(std::max(n_past_ + 1, kSmallestGraphContext)));
-    int& graph = graphs_[static_cast<size_t>(std::countr_zero(bound))];
-    if (graph < 0) {
-      device_.begin_capture();
-      step(std::min(static_cast<int64_t>(bound), n_ctx_));
-      graph = device_.end_capture();
-    }
-    run_pass([&] { device_.launch(graph); }, true, 1);
-  } else {
-    run_pass([&] { step(n_past_ + 1); }, false, 1);
+// Records a step of few tokens for a power-of-two bound of the context, once: the bound fixes the attention's grid,
+// everything else is read from device memory.
+int Engine::record(int64_t T, int64_t max_kv, BatchKind kind) {
+  const auto bound = std::bit_ceil(static_cast<uint64_t>(std::max(max_kv, kSmallestRecordedContext)));
+  int& id = recorded_[static_cast<size_t>(T)][static_cast<size_t>(std::countr_zero(bound))];
+  if (id < 0) {
+    device_.recording()->begin();
+    main_part({T, std::min(static_cast<int64_t>(bound), n_ctx_), {}}, kind);
+    id = device_.recording()->end();
   }
-  ++n_past_;
+  return id;
 }
 
-void Engine::head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t, std::span<const float>)> visit) {
-  const auto n_vocab = static_cast<size_t>(config().n_vocab);
-  const auto n_embd = static_cast<size_t>(config().n_embd);
-  std::vector<float> rows;
-  for (int64_t row = 0; row < count; row += act_.logit_rows) {
-    const int64_t n = std::min(act_.logit_rows, count - row);
-    const size_t width = head_on_host() ? n_embd : n_vocab;
-    rows.resize(static_cast<size_t>(n) * width);
-    if (head_on_host()) {
-      fetch(rows.data(), act_.x + static_cast<size_t>(first + row) * n_embd, rows.size() * sizeof(float));
-    } else {
-      forward_head(forward_args(n_past_), first + row, n);
-      fetch(rows.data(), act_.logits, rows.size() * sizeof(float));
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const std::span<const float> values{rows.data() + static_cast<size_t>(i) * width, width};
-      visit(row + i, head_on_host() ? host_half_->head(values) : values);
-    }
-  }
-}
-
-int32_t Engine::finish_step() {
-  const size_t n_layer = density_.active.size();
-  std::vector<int32_t> results(2 * n_layer + 1);  // n_active, n_linked_active, then best
-  fetch(results.data(), act_.n_active, results.size() * sizeof(int32_t));
-  if (sparsity_ == Sparsity::off) return results.back();
-  for (size_t l = 0; l < n_layer; ++l) {
-    const double cold = layers_[l].has_cold ? host_half_->n_active()[l] : 0, linked = results[n_layer + l];
-    density_.active_on_host[l] += cold;
-    density_.active_linked[l] += linked;
-    density_.active[l] += results[l] + cold + linked;
-  }
-  ++density_.steps;
-  return results.back();
-}
-
-std::span<const float> Engine::keep_logits(int64_t row) {
-  head_rows(row, 1, [&](int64_t, std::span<const float> logits) {
-    std::copy(logits.begin(), logits.end(), host_logits_.begin());
+void Engine::eval(const Batch& batch) {
+  const int64_t T = batch.size();
+  check(batch.ids());
+  HEARTH_CHECK(T <= act_.n_batch && std::ssize(batch.parts()) <= std::max(options_.n_sequences, kFewTokens),
+               "a batch of {} tokens of {} sequences", T, batch.parts().size());
+  PagedBatch paged(batch, *pool_, n_ctx_, [&](int32_t from, int32_t to) {
+    kv_.copy_page(from, to);
+    if (split_) host_kv_.copy_page(from, to);
   });
-  return host_logits_;
-}
-
-std::span<const float> Engine::last_logits() {
-  if (head_on_host()) return keep_logits(0);
-  fetch(host_logits_.data(), act_.logits, host_logits_.size() * sizeof(float));
-  return host_logits_;
-}
-
-std::span<const float> Engine::eval(std::span<const int32_t> ids) {
-  check_room(ids);
-  if (ids.size() == 1) {
-    decode_step(ids[0]);
-    if (sparsity_ != Sparsity::off) finish_step();
-    return last_logits();
+  results_ = {};
+  upload(paged);
+  const PassShape shape{T, paged.max_kv(), paged.runs()};
+  const BatchKind kind = this->kind(batch);
+  if (skips_neurons(kind) && options_.use_graph && device_.recording() != nullptr) {
+    const int id = record(T, shape.max_kv, kind);
+    run_on_both([&] { device_.recording()->launch(id); }, true, shape, kind);
+  } else {
+    run_on_both([&] { main_part(shape, kind); }, false, shape, kind);
   }
-  const auto n_batch = static_cast<size_t>(act_.n_batch);
-  size_t count = 0;
-  for (size_t first = 0; first < ids.size(); first += count) {
-    count = std::min(n_batch, ids.size() - first);
-    forward_chunk(ids.subspan(first, count));
-  }
-  return keep_logits(static_cast<int64_t>(count) - 1);
+  paged.commit();
+  results_.n_rows = T;
+  results_.wanted = batch.wanted();
+  if (T > kFewTokens) return;
+  if (!head_on_host()) results_.count = T;
+  if (sparsity_ != Sparsity::off && skips_neurons(kind)) count_active(T);
 }
 
-void Engine::eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t, std::span<const float>)> visit) {
-  check_room(ids);
-  const auto n_ids = static_cast<int64_t>(ids.size());
-  for (int64_t first = 0; first < n_ids; first += act_.n_batch) {
-    const int64_t count = std::min(act_.n_batch, n_ids - first);
-    forward_chunk(ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
-    head_rows(0, count, [&](int64_t i, std::span<const float> logits) { visit(first + i, logits); });
+void Engine::fetch_counts() {
+  results_.counts.resize(static_cast<size_t>((2 * config().n_layer + 1) * kFewTokens));
+  fetch(results_.counts.data(), act_.n_active, results_.counts.size() * sizeof(int32_t));
+}
+
+void Engine::count_active(int64_t T) {
+  fetch_counts();
+  const size_t n_layer = density_.active.size(), few = kFewTokens;
+  for (size_t l = 0; l < n_layer; ++l) {
+    const bool cold = schedule_.facts()[l].cold;
+    for (size_t t = 0; t < static_cast<size_t>(T); ++t) {
+      const double host = cold ? host_act_.n_active[l * few + t] : 0;
+      const double linked = results_.counts[(n_layer + l) * few + t];
+      density_.active_on_host[l] += host;
+      density_.active_linked[l] += linked;
+      density_.active[l] += results_.counts[l * few + t] + host + linked;
+    }
+  }
+  density_.steps += T;
+}
+
+std::span<const float> Engine::logits(int64_t row) {
+  HEARTH_CHECK(row >= 0 && row < results_.n_rows && results_.wanted[static_cast<size_t>(row)],
+               "logits of row {}, which nobody wanted", row);
+  const int64_t n_vocab = config().n_vocab, n_embd = config().n_embd;
+  const bool on_host = head_on_host();
+  if (row < results_.first || row >= results_.first + results_.count) {
+    int64_t n = 1;  // with the wanted rows behind it
+    while (n < act_.logit_rows && row + n < results_.n_rows && results_.wanted[static_cast<size_t>(row + n)]) ++n;
+    if (on_host) fetch(host_act_.x, act_.x + row * n_embd, static_cast<size_t>(n * n_embd) * sizeof(float));
+    const ForwardContext& context = on_host ? *host_context_ : *context_;
+    Forward(context, {n, 1, {}}).head(on_host ? host_act_.x : act_.x, on_host ? 0 : row, n);
+    results_.first = row, results_.count = n;
+  }
+  const float* const from = (on_host ? host_act_ : act_).logits + (row - results_.first) * n_vocab;
+  if (on_host) return {from, static_cast<size_t>(n_vocab)};
+  fetch(logits_.data(), from, logits_.size() * sizeof(float));
+  return logits_;
+}
+
+int32_t Engine::best(int64_t row) {
+  if (results_.n_rows > kFewTokens || head_on_host()) {
+    const auto values = logits(row);
+    return static_cast<int32_t>(std::max_element(values.begin(), values.end()) - values.begin());
+  }
+  if (results_.counts.empty()) fetch_counts();
+  return results_.counts[static_cast<size_t>(2 * config().n_layer * kFewTokens + row)];
+}
+
+// Evaluates any number of tokens in batches; visit(first) after each. Throws before anything has changed when they do
+// not fit.
+void Engine::eval_in_batches(Sequence& sequence, std::span<const int32_t> ids, Logits wanted, bool every_neuron,
+                             FunctionRef<void(int64_t first, int64_t count)> visit) {
+  check(ids);
+  require_room(sequence, std::ssize(ids), *pool_, n_ctx_);
+  for (int64_t first = 0; first < std::ssize(ids); first += act_.n_batch) {
+    const int64_t count = std::min(act_.n_batch, std::ssize(ids) - first);
+    const bool is_last = first + count == std::ssize(ids);
+    Batch batch;
+    batch.add(sequence, ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+              wanted == Logits::last && !is_last ? Logits::none : wanted);
+    if (every_neuron) batch.compute_every_neuron();
+    eval(batch);
+    visit(first, count);
   }
 }
 
-int32_t Engine::eval_greedy(int32_t id) {
-  if (head_on_host()) {
-    const auto logits = eval({&id, 1});
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  }
-  check_room({&id, 1});
-  decode_step(id);
-  return finish_step();
+std::span<const float> Engine::eval(Sequence& sequence, std::span<const int32_t> ids) {
+  int64_t last = 0;
+  eval_in_batches(sequence, ids, Logits::last, false, [&](int64_t, int64_t count) { last = count - 1; });
+  return logits(last);
 }
 
-void Engine::truncate(int64_t n) {
-  HEARTH_CHECK(n >= 0 && n <= n_past_, "n {} n_past {}", n, n_past_);
-  n_past_ = n;
+void Engine::eval_all(Sequence& sequence, std::span<const int32_t> ids,
+                      FunctionRef<void(int64_t, std::span<const float>)> visit, bool every_neuron) {
+  eval_in_batches(sequence, ids, Logits::all, every_neuron, [&](int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) visit(first + i, logits(i));
+  });
+}
+
+int32_t Engine::eval_greedy(Sequence& sequence, int32_t id) {
+  Batch batch;
+  batch.add(sequence, {&id, 1});
+  eval(batch);
+  return best(0);
 }
 
 TokenTraffic Engine::traffic(const DensityStats& counted, int64_t n_kv) const {
-  std::vector<int64_t> n_main;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const FfnShard& own = weights_.layers[i].ffn;
-    n_main.push_back(!layers_[i].has_cold ? model_.weights().layers[i].ffn.n()
-                     : layers_[i].has_hot ? own.n_whole()
-                                          : 0);
-  }
-  return token_traffic({model_, layers_, n_main, sparsity_ != Sparsity::off, head_on_host()}, counted,
+  return token_traffic({model_, schedule_.facts(), rows_, sparsity_ != Sparsity::off, head_on_host()}, counted,
                        std::min(n_kv, n_ctx_));
 }
 

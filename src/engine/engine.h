@@ -1,5 +1,7 @@
 #pragma once
-// Runs a model on a device: places the weights, owns the activations and the KV cache, and evaluates tokens.
+// A model placed on one or two devices, and ready to evaluate batches of tokens: weights, placement, schedules, and the
+// memory of the KV cache. What belongs to a text is in its Sequence.
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -7,16 +9,15 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/device.h"
 #include "core/thread_team.h"
 #include "engine/activations.h"
-#include "engine/forward.h"
-#include "engine/host_half.h"
-#include "engine/kv_cache.h"
-#include "engine/placement.h"
+#include "engine/batch.h"
+#include "engine/host_side.h"
+#include "engine/main_side.h"
+#include "engine/sequence.h"
 #include "engine/split_weights.h"
 #include "engine/stall_watch.h"
 #include "engine/traffic.h"
@@ -24,16 +25,10 @@
 
 namespace hearth::engine {
 
-// off: every neuron. exact: every gate, then up and down of the active neurons alone. predict: in layers with a
-// predictor the gates of the neurons it names alone; exact in the others. auto_: predict where the model has
-// predictors; exact where it loses nothing (the ReLU families) and the file allows it; otherwise off.
-enum class Sparsity { off, exact, predict, auto_ };
-Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "predict", "auto"; throws Error
-const char* to_string(Sparsity sparsity);
-
 struct EngineOptions {
-  int64_t n_ctx = 0;      // 0: the model's own, at most 4096
-  int64_t n_batch = 512;  // prompt tokens evaluated at once
+  int64_t n_ctx = 0;        // positions of a sequence; 0: the model's own, at most 4096
+  int64_t n_batch = 512;    // tokens evaluated at once
+  int64_t n_sequences = 1;  // of n_ctx positions, that the KV cache has pages for
   Sparsity sparsity = Sparsity::auto_;
   float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
@@ -41,7 +36,7 @@ struct EngineOptions {
                                // the main device, streaming their rows to it; 0 = none do
   bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
   bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/place.h)
-  bool use_graph = true;       // record a decode step once and replay it, where the device can
+  bool use_graph = true;       // record a step of few tokens once and replay it, where the device can
   // How long one side of a divided model waits for the other before the pass fails.
   std::chrono::milliseconds patience = Mailbox::kPatience;
   // Called, with one line that says why, when a pass has failed that way and still cannot be ended because a side is
@@ -70,21 +65,32 @@ class Engine {
   const model::Config& config() const { return model_.config(); }
   Device& device() { return device_; }
   Sparsity sparsity() const { return sparsity_; }  // off, exact or predict
+  const Schedule& schedule() const { return schedule_; }
   int64_t n_ctx() const { return n_ctx_; }
-  int64_t n_past() const { return n_past_; }
+  int64_t n_batch() const { return act_.n_batch; }
+  const PagePool& pages() const { return *pool_; }
 
-  // Appends tokens to the sequence; the logits of the last one, [n_vocab], valid until the next call. Throws Error when
-  // an id is out of range or the context would overflow; then nothing has changed.
-  std::span<const float> eval(std::span<const int32_t> ids);
-  // Appends tokens and calls visit(i, logits) for the token ids[i], i = 0, 1, …
-  void eval_all(std::span<const int32_t> ids, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
-  // Appends one token; the most likely next one, found on the device.
-  int32_t eval_greedy(int32_t id);
-  // The logits [n_vocab] of the token that was appended last, alone.
-  std::span<const float> last_logits();
+  // An empty text. `name` is what errors call it.
+  Sequence sequence(std::string name = "text") const { return Sequence(pool_, std::move(name)); }
 
-  // Forgets everything after the first n tokens.
-  void truncate(int64_t n);
+  // Evaluates at most n_batch tokens and appends them to their sequences. Results stay until the next evaluation.
+  // Throws Error when an id is out of range, a context would overflow, or the KV cache is full; then nothing has
+  // changed.
+  void eval(const Batch& batch);
+  // Of the last evaluation: the logits [n_vocab] of a row that wanted them, valid until the next call of this or eval();
+  // and the most likely next token, found on the device where that has them.
+  std::span<const float> logits(int64_t row);
+  int32_t best(int64_t row);
+
+  // --- one sequence ---
+  // Appends any number of tokens; the logits of the last one, [n_vocab], valid until the next call.
+  std::span<const float> eval(Sequence& sequence, std::span<const int32_t> ids);
+  // Appends tokens and calls visit(i, logits) for the token ids[i], i = 0, 1, … `every_neuron`: as
+  // Batch::compute_every_neuron().
+  void eval_all(Sequence& sequence, std::span<const int32_t> ids,
+                FunctionRef<void(int64_t i, std::span<const float> logits)> visit, bool every_neuron = false);
+  // Appends one token; the most likely next one.
+  int32_t eval_greedy(Sequence& sequence, int32_t id);
 
   const DensityStats& density() const { return density_; }
   // Bytes that a decode step reads at a context of n_kv positions, with active neurons as in `counted`
@@ -93,41 +99,60 @@ class Engine {
 
  private:
   Engine(model::Model& model, Device& device, const EngineOptions& options, const Division* division);
-  void check_room(std::span<const int32_t> ids) const;
-  ForwardArgs forward_args(int64_t max_kv);
-  void upload_tokens(std::span<const int32_t> ids);
-  void run_pass(FunctionRef<void()> device_part, bool recorded, int64_t T);
-  void run_on_both(FunctionRef<void()> device_part, bool recorded, int64_t T);
+  void divide(const Division& division, int64_t n_batch);
+  BatchKind kind(const Batch& batch) const;
+  void check(std::span<const int32_t> ids) const;
+  void upload(const PagedBatch& paged);
+  void main_part(const PassShape& shape, BatchKind kind);
+  int record(int64_t T, int64_t max_kv, BatchKind kind);
+  void eval_in_batches(Sequence& sequence, std::span<const int32_t> ids, Logits wanted, bool every_neuron,
+                       FunctionRef<void(int64_t first, int64_t count)> visit);
+  void run_on_both(FunctionRef<void()> device_part, bool recorded, const PassShape& shape, BatchKind kind);
   void watch(StallWatch::Phase phase);
   void fetch(void* host, const void* device, size_t bytes);
-  void forward_chunk(std::span<const int32_t> ids);  // through all layers, advances n_past
-  void decode_step(int32_t id);                      // one token, logits on the device or in host_logits_
-  // Logits of rows [first, first + count) of the last chunk; calls visit(i, logits) for i = 0, 1, … count - 1.
-  void head_rows(int64_t first, int64_t count, FunctionRef<void(int64_t i, std::span<const float> logits)> visit);
-  std::span<const float> keep_logits(int64_t row);  // that row's of the last chunk, in host_logits_
-  // After decode_step(): counts the active neurons; the most likely next token, unless the head is on the host.
-  int32_t finish_step();
+  void fetch_counts();
+  void count_active(int64_t T);
   bool head_on_host() const { return split_ && split_->output_on_host; }
   bool embedding_on_host() const { return split_ && split_->embedding_on_host; }
+  std::vector<bool> attention_layers(bool on_host) const;
 
   model::Model& model_;
   Device& device_;
   EngineOptions options_;
   std::unique_ptr<StallWatch> stall_watch_;  // goes after everything that waits for the device
   Sparsity sparsity_ = Sparsity::off;
-  int64_t n_ctx_ = 0, n_past_ = 0;
-  DeviceBuffer copied_weights_;          // with EngineOptions::copy_weights
-  model::Weights weights_;               // the main device's
-  std::optional<SplitWeights> split_;    // set when the model is divided
-  std::vector<LayerSplit> layers_;       // how each layer is run
-  std::unique_ptr<Mailbox> mailbox_;     // with split_
-  std::unique_ptr<ColdStream> stream_;   // with split_
-  std::unique_ptr<HostHalf> host_half_;  // with split_
+  int64_t n_ctx_ = 0;
+  DeviceBuffer copied_weights_;        // with EngineOptions::copy_weights
+  model::Weights weights_;             // the main device's
+  std::optional<SplitWeights> split_;  // set when the model is divided
+  std::vector<MainRows> rows_;
+  Schedule schedule_;
+  std::shared_ptr<PagePool> pool_;
   Activations act_;
   KvCache kv_;
-  std::vector<float> host_logits_;
+  std::unique_ptr<ForwardContext> context_;
+  std::unique_ptr<MainSide> main_side_;
+  // With split_:
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<ColdStream> stream_;
+  Activations host_act_;
+  KvCache host_kv_;
+  std::unique_ptr<ForwardContext> host_context_;
+  std::unique_ptr<HostSide> host_side_;
+
+  // The results of the last evaluation.
+  struct Results {
+    int64_t n_rows = 0;
+    std::vector<bool> wanted;      // by row: its logits
+    int64_t first = 0, count = 0;  // rows whose logits have been computed
+    std::vector<int32_t> counts;   // Activations::n_active and what follows it, once downloaded
+  };
+  Results results_;
+  std::vector<int32_t> inputs_;  // what upload() sends
+  std::vector<float> logits_;
   DensityStats density_;
-  std::vector<int> graphs_;  // by shape class (log2 of the context bound); -1 = not captured
+  // Recorded steps, by number of tokens and log2 of the context bound; -1 = not recorded.
+  std::array<std::array<int, 64>, kFewTokens + 1> recorded_;
 };
 
 }  // namespace hearth::engine

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <vector>
 
+#include "core/error.h"
 #include "core/every_core.h"
 
 namespace hearth::engine {
@@ -26,27 +28,49 @@ model::Weights place(model::Model& model, Device& device, bool with_predictors) 
   return w;
 }
 
+namespace {
+
+// The matrices of which an operation reads single rows, or may.
+std::set<const void*> read_by_rows(bool skips_neurons, model::Weights& weights) {
+  std::set<const void*> data;
+  for (model::LayerWeights& layer : weights.layers) {
+    const FfnShard& ffn = layer.ffn;
+    data.insert(ffn.down_t.data);
+    if (skips_neurons && ffn.down_t) data.insert({ffn.gate.data, ffn.up.data});
+    layer.predictor.for_each([&](const auto& tensor) { data.insert(tensor.data); });
+  }
+  return data;
+}
+
+}  // namespace
+
 DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own,
-                            model::Weights& weights) {
+                            bool skips_neurons, model::Weights& weights) {
   constexpr size_t kAlignment = 64, kPiece = size_t{8} << 20;
   HEARTH_CHECK(device.is_host());
   const bool tied = weights.output.data == weights.tok_embd.data;
+  const std::set<const void*> by_rows = read_by_rows(skips_neurons, weights);
+  struct Place {
+    size_t at;  // from the beginning of the memory to come
+    bool packed;
+  };
+  std::map<const void*, Place> places;  // of each matrix there
   struct Piece {
     const std::byte* from;
-    size_t to, bytes;  // `to`: from the beginning of the memory to come
+    size_t to, bytes;
   };
   std::vector<Piece> pieces;
-  std::map<const void*, size_t> places;  // of each matrix there
   size_t size = 0;
   weights.for_each_matrix([&](const Matrix& m) {
     const auto* const data = static_cast<const std::byte*>(m.data);
-    const bool row_by_row = (data == weights.tok_embd.data && !tied) || data == weights.pos_embd.data;
+    const bool embeds_only = (data == weights.tok_embd.data && !tied) || data == weights.pos_embd.data;
     const bool is_own = model.owns(m) || (data >= own.data() && data < own.data() + own.size());
-    if (row_by_row || is_own || !places.emplace(data, size).second) return;
-    for (size_t at = 0; at < m.bytes(); at += kPiece) {
+    const size_t packed_bytes = by_rows.contains(data) ? 0 : device.packed_bytes(m);
+    if (embeds_only || is_own || !places.emplace(data, Place{size, packed_bytes > 0}).second) return;
+    for (size_t at = 0; packed_bytes == 0 && at < m.bytes(); at += kPiece) {
       pieces.push_back({data + at, size + at, std::min(kPiece, m.bytes() - at)});
     }
-    size += (m.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    size += (std::max(packed_bytes, m.bytes()) + kAlignment - 1) / kAlignment * kAlignment;
   });
   DeviceBuffer memory = device.allocate(size, Purpose::weights);
   auto* const base = memory.as<std::byte>();
@@ -54,8 +78,18 @@ DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span
     const Piece& p = pieces[i];
     std::memcpy(base + p.to, p.from, p.bytes);
   });
+  std::map<const void*, Matrix> packed;  // a tied head once
   weights.for_each_matrix([&](Matrix& m) {
-    if (const auto place = places.find(m.data); place != places.end()) m.data = base + place->second;
+    const auto place = places.find(m.data);
+    if (place == places.end()) return;
+    std::byte* const to = base + place->second.at;
+    if (!place->second.packed) {
+      m.data = to;
+    } else if (const auto [at, first] = packed.try_emplace(m.data); first) {
+      m = at->second = device.pack(m, to);
+    } else {
+      m = at->second;
+    }
   });
   model.release_file();
   return memory;

@@ -30,9 +30,7 @@ void check_disjoint(const std::vector<int32_t>& a, const char* list_a, const std
 
 void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
   check_ids(l.gpu_bucket, "gpu_bucket", layer, n_ff);
-  check_ids(l.gpu_gates, "gpu_gates", layer, n_ff);
   check_ids(l.gpu_linked, "gpu_linked", layer, n_ff);
-  check_disjoint(l.gpu_bucket, "gpu_bucket", l.gpu_gates, "gpu_gates", layer);
   check_disjoint(l.gpu_bucket, "gpu_bucket", l.gpu_linked, "gpu_linked", layer);
   if (!l.gpu_linked.empty() &&
       (l.selection != Selection::predictor || l.predictor == Where::cpu || l.gpu_bucket.empty())) {
@@ -40,10 +38,6 @@ void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
         "the plan has the GPU read neurons of layer {} over the link, which takes a predictor and hot neurons on the "
         "GPU; plan again",
         layer);
-  }
-  if (!l.gpu_gates.empty() && l.selection != Selection::gate) {
-    fail("the plan has lone gate rows in layer {}, which selects its neurons by '{}'; plan again", layer,
-         to_string(l.selection));
   }
   if (l.selection == Selection::predictor && l.predictor == Where::cpu && !l.gpu_bucket.empty()) {
     fail("the plan has neurons of layer {} on the GPU and their predictor on the CPU; plan again", layer);
@@ -68,6 +62,28 @@ const char* to_string(Selection selection) {
   return "?";
 }
 
+Sparsity parse_sparsity(std::string_view name) {
+  if (name == "off") return Sparsity::off;
+  if (name == "exact") return Sparsity::exact;
+  if (name == "predict") return Sparsity::predict;
+  if (name == "auto") return Sparsity::auto_;
+  fail("unknown sparsity mode '{}'; expected off, exact, predict or auto", name);
+}
+
+const char* to_string(Sparsity sparsity) {
+  switch (sparsity) {
+    case Sparsity::off:
+      return "off";
+    case Sparsity::exact:
+      return "exact";
+    case Sparsity::predict:
+      return "predict";
+    case Sparsity::auto_:
+      return "auto";
+  }
+  return "?";
+}
+
 uint64_t Placement::planned_bytes() const {
   uint64_t sum = 0;
   for (const MemoryUse& use : planned) sum += use.bytes;
@@ -78,10 +94,8 @@ std::vector<int32_t> Placement::cpu_rows(size_t layer, int64_t n_ff) const {
   const LayerPlacement& l = layers[layer];
   std::vector<bool> listed(static_cast<size_t>(n_ff));
   for (const int32_t id : l.gpu_bucket) listed[static_cast<size_t>(id)] = true;
-  for (const int32_t id : l.gpu_gates) listed[static_cast<size_t>(id)] = true;
   for (const int32_t id : l.gpu_linked) listed[static_cast<size_t>(id)] = true;
-  std::vector<int32_t> rows = l.gpu_gates;  // only one of the two has any
-  rows.insert(rows.end(), l.gpu_linked.begin(), l.gpu_linked.end());
+  std::vector<int32_t> rows = l.gpu_linked;
   rows.reserve(static_cast<size_t>(n_ff) - l.gpu_bucket.size());
   for (int32_t id = 0; id < n_ff; ++id) {
     if (!listed[static_cast<size_t>(id)]) rows.push_back(id);
@@ -97,8 +111,9 @@ void check_placement(const Placement& p, const model::Config& c, const std::stri
   if (static_cast<int64_t>(p.layers.size()) != c.n_layer) {
     fail("the plan has {} layers and the model {}; plan again", p.layers.size(), c.n_layer);
   }
-  if (p.n_ctx < 1 || p.n_batch < 1)
-    fail("the plan is for a context of {} and a batch of {}; plan again", p.n_ctx, p.n_batch);
+  if (p.n_ctx < 1 || p.n_sequences < 1 || p.n_batch < 1)
+    fail("the plan is for a context of {}, a batch of {} and {} sequences; plan again", p.n_ctx, p.n_batch,
+         p.n_sequences);
   for (size_t l = 0; l < p.layers.size(); ++l) check_layer(p.layers[l], l, c.n_ff);
   if (p.planned_bytes() > p.vram_budget) {
     fail("the plan uses {} bytes of GPU memory and its budget is {}; plan again", p.planned_bytes(), p.vram_budget);

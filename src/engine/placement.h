@@ -2,6 +2,7 @@
 // Where every part of a model lives, as data: made by the planner (offline/plan), obeyed by loading to the byte.
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/device.h"
@@ -20,18 +21,24 @@ enum class Selection {
 };
 const char* to_string(Selection selection);
 
+// Which selections a model's layers may have. off: all. exact: gate. predict: predictor in the layers that have one,
+// gate in the others. auto_: a plan takes whichever is fastest, layer by layer; an undivided model predicts where it
+// has predictors. Without predictors, auto_ is exact where that loses nothing (the ReLU families, or a threshold) and
+// the file allows it, otherwise off.
+enum class Sparsity { off, exact, predict, auto_ };
+Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "predict", "auto"; throws Error
+const char* to_string(Sparsity sparsity);
+
 // One layer. A neuron is in exactly one state:
 //   in gpu_bucket   gate, up and down rows on the GPU (hot)
-//   in gpu_gates    gate row on the GPU, up and down on the CPU: the GPU sends ids and gate values, no miss is possible
-//   in neither      all rows on the CPU (cold)
+//   elsewhere       all rows on the CPU (cold)
 // Of the cold ones, the GPU computes those in gpu_linked: it reads their rows from host memory, over the link.
 struct LayerPlacement {
   Where attention = Where::cpu;  // wq, wk, wv, wo, their biases, and the layer's KV cache
   Selection selection = Selection::gate;
   Where predictor = Where::cpu;     // of fc1, fc2; only with Selection::predictor
   std::vector<int32_t> gpu_bucket;  // ascending original ids; row k of the GPU's pack is neuron gpu_bucket[k]
-  std::vector<int32_t> gpu_gates;   // ascending original ids, disjoint from gpu_bucket
-  std::vector<int32_t> gpu_linked;  // ascending original ids, disjoint from both; where a predictor on the GPU selects
+  std::vector<int32_t> gpu_linked;  // ascending original ids, disjoint from it; where a predictor on the GPU selects
   // While the GPU computes the layer before, it tells the CPU which of this layer's neurons it will probably be asked
   // for, so that their rows can be fetched. Where both layers' neurons are predicted on the GPU and some are the CPU's;
   // elsewhere it means nothing.
@@ -44,7 +51,7 @@ struct LayerPlacement {
 
 struct Placement {
   std::string model_fingerprint;  // model::fingerprint() of the file it was made for
-  int64_t n_ctx = 0, n_batch = 0;
+  int64_t n_ctx = 0, n_sequences = 1, n_batch = 0;
   uint64_t vram_budget = 0;      // bytes the plan may use
   Where embedding = Where::cpu;  // token embedding; with a tied head on the GPU it is there too
   Where output = Where::cpu;     // output norm and head
@@ -53,8 +60,8 @@ struct Placement {
 
   bool uses_gpu() const { return !planned.empty(); }
   uint64_t planned_bytes() const;
-  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_gates and gpu_linked, then
-  // the others, each ascending.
+  // The neurons of a layer that are not hot, in the order of the CPU's rows: those of gpu_linked, then the others, each
+  // ascending.
   std::vector<int32_t> cpu_rows(size_t layer, int64_t n_ff) const;
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/mailbox.h"
+#include "core/recording.h"
 
 namespace hearth::engine {
 namespace {
@@ -100,9 +101,7 @@ void ProfilingDevice::read_clock() {
   intervals_.clear();
 }
 
-// Unless one is open: operations that are done inside the next one are in its interval.
 void ProfilingDevice::begin_interval() {
-  if (!held_.empty()) return;
   if (intervals_.size() >= kUnreadStamps) read_clock();
   if (intervals_.empty()) clock_->stamp();
 }
@@ -114,7 +113,7 @@ void ProfilingDevice::timed(std::string operation, Part part, size_t weight_byte
     begin_interval();
     work();
     clock_->stamp();
-    intervals_.push_back({std::exchange(held_, {}) + operation, part, weight_bytes});
+    intervals_.push_back({std::move(operation), part, weight_bytes});
     return;
   }
   inner_.synchronize();
@@ -137,23 +136,14 @@ void ProfilingDevice::embed(const Matrix& table, const int32_t* ids, const Matri
   timed("embed", Part::other, 0, [&] { inner_.embed(table, ids, positions, pos, position_offset, T, x); });
 }
 
-// A device with a clock may do some operations inside the one that follows: no stamp in between.
-template <typename F>
-void ProfilingDevice::with_next(const char* operation, Part part, F&& work) {
-  if (!enabled_ || clock_ == nullptr) return timed(operation, part, 0, work);
-  begin_interval();
-  held_ += std::string(operation) + ", ";
-  work();
-}
-
 void ProfilingDevice::norm(const NormArgs& args, const float* x, int64_t T, Act out) {
-  with_next("norm", Part::other, [&] { inner_.norm(args, x, T, out); });
+  timed("norm", Part::other, 0, [&] { inner_.norm(args, x, T, out); });
 }
 
 void ProfilingDevice::quantize(Act a, int64_t T, int64_t n) {
   timed("quantize", Part::predictor, 0, [&] { inner_.quantize(a, T, n); });
 }
-void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t T) {
+void ProfilingDevice::matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) {
   Matrix all = parts.front().w;  // the parts of a group share their input, so one shape tells it
   size_t bytes = 0;
   all.rows = 0;
@@ -161,49 +151,51 @@ void ProfilingDevice::matmul(std::span<const MatmulPart> parts, Act in, int64_t 
     all.rows += p.w.rows;
     bytes += p.w.bytes();
   }
-  timed("matmul " + shape(all), part_of(parts), bytes, [&] { inner_.matmul(parts, in, T); });
+  timed("matmul " + shape(all), part_of(parts), bytes, [&] { inner_.matmul(parts, in, T, next); });
 }
 
-void ProfilingDevice::rope_kv(const RopeKvArgs& args, int64_t T) {
-  with_next("rope_kv", Part::attention, [&] { inner_.rope_kv(args, T); });
-}
 void ProfilingDevice::attention(const AttentionArgs& args, int64_t T, Act out) {
   timed("attention", Part::attention, 0, [&] { inner_.attention(args, T, out); });
 }
-void ProfilingDevice::ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) {
+void ProfilingDevice::ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
+                                const NextNorm* next) {
   timed("ffn_dense " + shape(shard.gate), Part::ffn, bytes_of(shard),
-        [&] { inner_.ffn_dense(shard, in, T, y_bias, y); });
+        [&] { inner_.ffn_dense(shard, in, T, y_bias, y, next); });
 }
-void ProfilingDevice::predict(const Predictor& predictor, Act in, const PredictArgs& args) {
+void ProfilingDevice::predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) {
   const size_t bytes = predictor.fc1.bytes() + predictor.fc2.bytes();
-  timed("predict " + shape(predictor.fc2), Part::predictor, bytes, [&] { inner_.predict(predictor, in, args); });
+  timed("predict " + shape(predictor.fc2), Part::predictor, bytes,
+        [&] { inner_.sparse_ffn()->predict(predictor, in, T, args); });
 }
-void ProfilingDevice::ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) {
+void ProfilingDevice::ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T,
+                                 Vector y_bias, float* y, const NextNorm* next) {
   SparseArgs own = sparse;
   if (enabled_) own.collect = nullptr;
-  timed("ffn_sparse " + shape(shard.gate), Part::ffn, 0, [&] { inner_.ffn_sparse(shard, own, in, y_bias, y); });
-  if (enabled_ && sparse.collect != nullptr) collect(*sparse.collect, y, shard.gate.cols);
+  const bool is_last = own.collect == sparse.collect;
+  timed("ffn_sparse " + shape(shard.gate), Part::ffn, 0,
+        [&] { inner_.sparse_ffn()->ffn_sparse(shard, own, in, T, y_bias, y, is_last ? next : nullptr); });
+  if (!is_last) collect(*sparse.collect, y, T * shard.gate.cols);
 }
-void ProfilingDevice::argmax(const float* logits, int64_t n, int32_t* id) {
-  timed("argmax", Part::other, 0, [&] { inner_.argmax(logits, n, id); });
+void ProfilingDevice::argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) {
+  timed("argmax", Part::other, 0, [&] { inner_.argmax(logits, n, T, ids); });
 }
 
 std::unique_ptr<Mailbox> ProfilingDevice::open_mailbox(int64_t capacity, int64_t max_ids) {
   unused_sum_ = inner_.allocate(sizeof(float), Purpose::scratch);
-  return inner_.open_mailbox(capacity, max_ids);
+  return inner_.hand_offs()->open_mailbox(capacity, max_ids);
 }
 void ProfilingDevice::post(Mailbox& mailbox, const float* x, int64_t n) {
-  timed("post", Part::hand_over, 0, [&] { inner_.post(mailbox, x, n); });
+  timed("post", Part::hand_over, 0, [&] { inner_.hand_offs()->post(mailbox, x, n); });
 }
 void ProfilingDevice::hint(const Predictor& predictor, Act in, const HintArgs& args) {
   const size_t bytes = predictor.fc1.bytes() + predictor.fc2.bytes();
-  timed("hint " + shape(predictor.fc2), Part::predictor, bytes, [&] { inner_.hint(predictor, in, args); });
+  timed("hint " + shape(predictor.fc2), Part::predictor, bytes, [&] { inner_.hand_offs()->hint(predictor, in, args); });
 }
 void ProfilingDevice::collect(Mailbox& mailbox, float* x, int64_t n) {
   // The answer's first element, added to nothing of use: the same answer is then there to be merged.
   timed("wait for the CPU", Part::wait, 0,
-        [&] { inner_.collect(mailbox, enabled_ ? unused_sum_.as<float>() : x, enabled_ ? 1 : n); });
-  if (enabled_) timed("merge", Part::merge, 0, [&] { inner_.collect(mailbox, x, n); });
+        [&] { inner_.hand_offs()->collect(mailbox, enabled_ ? unused_sum_.as<float>() : x, enabled_ ? 1 : n); });
+  if (enabled_) timed("merge", Part::merge, 0, [&] { inner_.hand_offs()->collect(mailbox, x, n); });
 }
 
 }  // namespace hearth::engine

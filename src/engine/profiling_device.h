@@ -41,7 +41,7 @@ class ProfilingDevice final : public ForwardingDevice {
   // `inner` must outlive this device.
   explicit ProfilingDevice(Device& inner) : ForwardingDevice(inner), clock_(dynamic_cast<DeviceClock*>(&inner)) {}
 
-  // Off: everything is handed on as it is, graphs too.
+  // Off: everything is handed on as it is, recording too.
   void enable(bool on) { enabled_ = on; }
   // Since construction or the last reset(), the slowest first.
   std::vector<Row> rows();
@@ -51,6 +51,8 @@ class ProfilingDevice final : public ForwardingDevice {
   double ffn_beside_hand_offs();
   void reset();
 
+  size_t packed_bytes(const Matrix& host) const override { return inner_.packed_bytes(host); }
+  Matrix pack(const Matrix& host, std::byte* memory) override { return inner_.pack(host, memory); }
   void upload(void* device, const void* host, size_t bytes) override;
   void download(void* host, const void* device, size_t bytes) override;
 
@@ -58,23 +60,21 @@ class ProfilingDevice final : public ForwardingDevice {
              int64_t position_offset, int64_t T, float* x) override;
   void quantize(Act a, int64_t T, int64_t n) override;
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override;
-  void rope_kv(const RopeKvArgs& args, int64_t T) override;
+  void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
-  void ffn_dense(const FfnShard& shard, Act in, int64_t T, Vector y_bias, float* y) override;
-  void predict(const Predictor& predictor, Act in, const PredictArgs& args) override;
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override;
-  void argmax(const float* logits, int64_t n, int32_t* id) override;
+  void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
+                 const NextNorm* next) override;
+  void predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) override;
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override;
+  void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
 
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;
   void post(Mailbox& mailbox, const float* x, int64_t n) override;
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
   void hint(const Predictor& predictor, Act in, const HintArgs& args) override;
 
-  bool supports_graphs() const override { return !enabled_ && inner_.supports_graphs(); }
-  void begin_capture() override { inner_.begin_capture(); }
-  int end_capture() override { return inner_.end_capture(); }
-  void launch(int graph) override { inner_.launch(graph); }
+  Recording* recording() override { return enabled_ ? nullptr : inner_.recording(); }
 
  private:
   // What lies between two stamps.
@@ -85,8 +85,6 @@ class ProfilingDevice final : public ForwardingDevice {
   };
   template <typename F>
   void timed(std::string operation, Part part, size_t weight_bytes, F&& work);
-  template <typename F>
-  void with_next(const char* operation, Part part, F&& work);
   void begin_interval();
   void record(const Interval& what, double seconds);
   void read_clock();
@@ -95,10 +93,9 @@ class ProfilingDevice final : public ForwardingDevice {
   bool enabled_ = true;
   std::map<std::string, Row> rows_;
   std::array<double, kParts> parts_{};
-  double norm_seconds_ = 0;          // of norms that wait for what they belong to
+  double norm_seconds_ = 0;          // of norms by themselves, which belong to what follows
   double ffn_seconds_ = 0;           // since the last part that was not the FFN's
   double ffn_beside_ = 0;            // followed by a wait
-  std::string held_;                 // with a clock: operations that the next one may take with it, "norm, "
   std::vector<Interval> intervals_;  // stamped, not read
   DeviceBuffer unused_sum_;          // where an answer goes that is only waited for
 };

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "core/cold_rows.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/cold_stream.h"
@@ -39,28 +40,19 @@ class RowPacker {
     for (size_t k = 0; k < ids.size(); ++k) out[k] = v.data[ids[k]];
     return {out, static_cast<int64_t>(ids.size())};
   }
-  // Gate rows of `gates`, up and down rows of `whole`, which `gates` begins with.
-  FfnShard shard(const FfnShard& all, Ids gates, Ids whole) {
+  FfnShard shard(const FfnShard& all, Ids ids) {
     FfnShard part = all;  // activation and its parameters
-    part.gate = rows(all.gate, gates);
-    part.gate_bias = elements(all.gate_bias, gates);
-    part.up = rows(all.up, whole);
-    part.down_t = rows(all.down_t, whole);
-    part.up_bias = elements(all.up_bias, whole);
+    part.gate = rows(all.gate, ids);
+    part.gate_bias = elements(all.gate_bias, ids);
+    part.up = rows(all.up, ids);
+    part.down_t = rows(all.down_t, ids);
+    part.up_bias = elements(all.up_bias, ids);
     return part;
   }
   Predictor predictor(const Predictor& p, Ids ids) {
     Predictor part = p;
     part.fc2 = rows(p.fc2, ids);
     part.threshold = elements(p.threshold, ids);
-    if (p.signs != nullptr) {
-      const auto words = static_cast<size_t>((p.n_signs + 31) / 32);
-      auto* out = reinterpret_cast<uint32_t*>(take_(ids.size() * words * sizeof(uint32_t)));
-      for (size_t k = 0; k < ids.size(); ++k) {
-        std::copy_n(p.signs + static_cast<size_t>(ids[k]) * words, words, out + k * words);
-      }
-      part.signs = out;
-    }
     return part;
   }
 
@@ -94,10 +86,6 @@ void adopt_attention(Device& device, const LayerWeights& from, LayerWeights& to)
 
 void adopt_ffn(Device& device, const LayerWeights& from, const FfnShard& shard, LayerWeights& to) {
   to.ffn = adopt_shard(device, shard);
-  // A shard of lone gate rows: its down projection has no row, and still a shape.
-  if (shard.down_t && shard.down_t.rows == 0)
-    to.ffn.down_t = {shard.down_t.type, 0, shard.down_t.cols, to.ffn.gate.data, nullptr};
-  if (shard.up && shard.up.rows == 0) to.ffn.up = {shard.up.type, 0, shard.up.cols, to.ffn.gate.data, nullptr};
   to.ffn_norm = {adopt(device, from.ffn_norm.weight), adopt(device, from.ffn_norm.bias)};
   to.ffn_down_bias = adopt(device, from.ffn_down_bias);
 }
@@ -116,11 +104,11 @@ void adopt_output(Device& device, const Weights& from, Weights& to) {
 
 // Whether a layer's predictor can be evaluated on the input of the layer before, with nothing else handed over in
 // between: both layers' neurons are predicted on the main device, for the CPU too.
-bool can_hint(const LayerSplit& before, const LayerSplit& split) {
-  const auto predicts_for_cpu = [](const LayerSplit& s) {
-    return s.has_cold && s.selection == Selection::predictor && s.predictor_on_main;
+bool can_hint(const LayerFacts& before, const LayerFacts& layer) {
+  const auto predicts_for_cpu = [](const LayerFacts& f) {
+    return f.cold && f.selection == Selection::predictor && f.main_predicts;
   };
-  return predicts_for_cpu(before) && predicts_for_cpu(split) && !split.rests && !split.attention_on_host;
+  return predicts_for_cpu(before) && predicts_for_cpu(layer) && !layer.all_linked && !layer.host_attends;
 }
 
 // Divides one layer after the other.
@@ -143,7 +131,7 @@ class Splitter {
         if (*v) sum += HostArena::rounded(n * sizeof(float));
       }
       const auto linked = static_cast<int64_t>(placement_.layers[l].gpu_linked.size());
-      sum += HostArena::rounded(main_.link_bytes(slice_neurons(f, 0, linked)));
+      sum += HostArena::rounded(main_.cold_rows()->link_bytes(slice_neurons(f, 0, linked)));
     }
     return sum;
   }
@@ -153,21 +141,17 @@ class Splitter {
     const LayerPlacement& place = placement_.layers[layer];
     LayerWeights& to_main = out.main.layers[layer];
     LayerWeights& to_host = out.host.layers[layer];
-    LayerSplit& split = out.split[layer];
-    split.has_hot = !place.gpu_bucket.empty();
-    split.has_cold = !place.ffn_on_gpu(from.ffn.n());
-    split.selection = place.selection;
-    split.n_first = static_cast<int64_t>(place.gpu_bucket.size());
-    split.n_lone_gates = static_cast<int64_t>(place.gpu_gates.size());
+    const LayerFacts& facts = out.facts[layer];
+    out.rows[layer].n_hot = std::ssize(place.gpu_bucket);
     std::vector<HostBuffer> staging;  // a GPU copies from it; a stand-in for one goes on using it
     const auto stage = [&](size_t bytes) {
       return (main_.is_host() ? out.packs : staging).emplace_back(std::max<size_t>(bytes, 64)).data();
     };
     const auto keep = [&](size_t bytes) { return out.arena.take(bytes); };
     if (place.selection == Selection::predictor) predictor(layer, RowPacker(team_, stage), out);
-    if (!split.has_cold) {
+    if (!facts.cold) {
       adopt_ffn(main_, from, from.ffn, to_main);
-    } else if (!from.ffn.down_t && split.has_hot) {
+    } else if (!from.ffn.down_t && facts.hot) {
       fail("the neurons of a layer cannot be divided: its down projection is not stored transposed");
     } else if (!from.ffn.down_t) {
       adopt_ffn(host_, from, from.ffn, to_host);
@@ -181,71 +165,58 @@ class Splitter {
   void divide(size_t layer, RowPacker staging, RowPacker arena, SplitWeights& out) {
     const LayerWeights& from = weights_.layers[layer];
     const LayerPlacement& place = placement_.layers[layer];
-    LayerSplit& split = out.split[layer];
     LayerWeights& to_main = out.main.layers[layer];
     LayerWeights& to_host = out.host.layers[layer];
     const std::vector<int32_t> cold = placement_.cpu_rows(layer, from.ffn.n());
-    adopt_ffn(host_, from, arena.shard(from.ffn, cold, cold), to_host);
-    link(static_cast<int64_t>(place.gpu_linked.size()), to_host.ffn, split, out.arena);
-    split.rests = split.has_hot && split.linked.n() == to_host.ffn.n();
-    if (split.has_hot || split.n_lone_gates > 0) {
-      std::vector<int32_t> gates = place.gpu_bucket;
-      gates.insert(gates.end(), place.gpu_gates.begin(), place.gpu_gates.end());
-      adopt_ffn(main_, from, staging.shard(from.ffn, gates, place.gpu_bucket), to_main);
-      if (split.has_hot) to_host.ffn_down_bias = {};  // added once, by the main device
-    } else {  // a predictor there may read the normed input, of this layer or in the next
+    adopt_ffn(host_, from, arena.shard(from.ffn, cold), to_host);
+    if (out.facts[layer].hot) {
+      link(layer, std::ssize(place.gpu_linked), to_host.ffn, out);
+      adopt_ffn(main_, from, staging.shard(from.ffn, place.gpu_bucket), to_main);
+      to_host.ffn_down_bias = {};  // added once, by the main device
+    } else {
+      // A predictor there may read the normed input, of this layer or in the next.
       to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
       to_main.ffn_down_bias = adopt(main_, from.ffn_down_bias);  // of prompts that stream the CPU's rows
     }
   }
 
   // The first n of the CPU's neurons are the main device's to compute, where it can.
-  void link(int64_t n, const FfnShard& cold, LayerSplit& split, HostArena& arena) {
+  void link(size_t layer, int64_t n, const FfnShard& cold, SplitWeights& out) {
     if (n == 0) return;
     const FfnShard linked = slice_neurons(cold, 0, n);
-    if (!main_.can_link(linked)) {
+    if (!main_.cold_rows()->can_link(linked)) {
       if (!warned_) {
         log::warn("{} cannot compute neurons from host memory with rows of this size; the CPU computes them",
                   main_.name());
       }
       warned_ = true;
+      out.facts[layer].linked = out.facts[layer].all_linked = false;
       return;
     }
-    const size_t bytes = main_.link_bytes(linked);
-    split.linked = main_.link(linked, bytes > 0 ? arena.take(bytes) : nullptr);
+    const size_t bytes = main_.cold_rows()->link_bytes(linked);
+    out.rows[layer].linked = main_.cold_rows()->link(linked, bytes > 0 ? out.arena.take(bytes) : nullptr);
   }
 
   void predictor(size_t layer, RowPacker staging, SplitWeights& out) {
     const model::LayerPredictor& from = weights_.layers[layer].predictor;
-    LayerSplit& split = out.split[layer];
+    const LayerFacts& facts = out.facts[layer];
     if (!from.weights) {
       fail(
           "the plan uses a predictor in layer {}, and there is none; make one with `hearth predictor fit`, or plan "
           "again",
           layer);
     }
-    split.predictor_on_main = placement_.layers[layer].predictor == Where::gpu;
-    if (from.input == model::PredictorInput::previous_ffn_input) {
-      const bool seen = layer > 0 && (split.predictor_on_main ? !out.split[layer - 1].whole_on_host()
-                                                              : out.split[layer - 1].has_cold);
-      if (!seen) {
-        fail(
-            "the predictor of layer {} reads the input of the layer before, which is on the other device; use "
-            "--sparsity exact, or a predictor with --input ffn_input",
-            layer);
-      }
-    }
     model::LayerPredictor to = from;
     const std::vector<int32_t>& hot = placement_.layers[layer].gpu_bucket;
-    if (!hot.empty() && split.has_cold) {  // otherwise the order of the file is right
+    if (!hot.empty() && facts.cold) {  // otherwise the order of the file is right
       std::vector<int32_t> order = hot;
       const std::vector<int32_t> cold = placement_.cpu_rows(layer, from.weights.n());
       order.insert(order.end(), cold.begin(), cold.end());
       to.weights = staging.predictor(from.weights, order);
     }
-    Device& device = split.predictor_on_main ? main_ : host_;
+    Device& device = facts.main_predicts ? main_ : host_;
     to.for_each([&](auto& tensor) { tensor = adopt(device, tensor); });
-    (split.predictor_on_main ? out.main : out.host).layers[layer].predictor = to;
+    (facts.main_predicts ? out.main : out.host).layers[layer].predictor = to;
   }
 
   const Weights& weights_;
@@ -259,7 +230,7 @@ class Splitter {
 }  // namespace
 
 HostArena::HostArena(Device& main, size_t bytes) : main_(&main), memory_(bytes) {
-  if (bytes > 0) main.pin(memory_.data(), bytes);
+  if (bytes > 0) main.cold_rows()->pin(memory_.data(), bytes);
 }
 
 HostArena& HostArena::operator=(HostArena&& other) noexcept {
@@ -270,7 +241,7 @@ HostArena& HostArena::operator=(HostArena&& other) noexcept {
 }
 
 HostArena::~HostArena() {
-  if (memory_.bytes() > 0) main_->unpin(memory_.data());
+  if (memory_.bytes() > 0) main_->cold_rows()->unpin(memory_.data());
 }
 
 std::byte* HostArena::take(size_t bytes) {
@@ -281,6 +252,25 @@ std::byte* HostArena::take(size_t bytes) {
   return data;
 }
 
+std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement) {
+  std::vector<LayerFacts> all;
+  for (size_t l = 0; l < placement.layers.size(); ++l) {
+    const LayerPlacement& place = placement.layers[l];
+    const model::LayerWeights& w = model.weights().layers[l];
+    LayerFacts& f = all.emplace_back();
+    f.parallel = model.config().parallel_block, f.host_attends = place.attention == Where::cpu;
+    f.hot = !place.gpu_bucket.empty(), f.cold = !place.ffn_on_gpu(w.ffn.n());
+    f.selection = place.selection;
+    f.main_predicts = place.predictor == Where::gpu;
+    f.reads_residual = w.predictor.input == model::PredictorInput::residual;
+    f.linked = f.hot && !place.gpu_linked.empty();
+    f.all_linked = f.linked && std::ssize(place.gpu_linked) + std::ssize(place.gpu_bucket) == w.ffn.n();
+    f.streamable = f.cold && w.ffn.down_t;
+    f.hinted = l > 0 && place.look_ahead && can_hint(all[l - 1], f);
+  }
+  return all;
+}
+
 SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host,
                            ThreadTeam& team) {
   const Weights& w = model.weights();
@@ -289,6 +279,7 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
   out.output_on_host = placement.output == Where::cpu;
   out.main.layers.resize(w.layers.size());
   out.host.layers.resize(w.layers.size());
+  out.facts = layer_facts(model, placement), out.rows.resize(w.layers.size());
   out.main.inv_freq = adopt(main, w.inv_freq);
   out.host.inv_freq = adopt(host, w.inv_freq);
   adopt_embedding(out.embedding_on_host ? host : main, w, out.embedding_on_host ? out.host : out.main);
@@ -296,19 +287,14 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
   Splitter splitter(w, placement, main, host, team);
   out.arena = HostArena(main, splitter.arena_bytes());
   for (size_t l = 0; l < w.layers.size(); ++l) {
-    LayerSplit& split = out.split.emplace_back();
-    split.attention_on_host = placement.layers[l].attention == Where::cpu;
-    adopt_attention(split.attention_on_host ? host : main, w.layers[l],
-                    split.attention_on_host ? out.host.layers[l] : out.main.layers[l]);
+    const bool host_attends = out.facts[l].host_attends;
+    adopt_attention(host_attends ? host : main, w.layers[l], (host_attends ? out.host : out.main).layers[l]);
     splitter.ffn(l, out);
     if (main.is_host()) continue;  // a stand-in for a GPU uses the model's own rows
     main.synchronize();
     const auto layer = static_cast<int64_t>(l);
-    if (!split.attention_on_host) model.release_attention(layer);
+    if (!host_attends) model.release_attention(layer);
     if (w.layers[l].ffn.down_t) model.release_ffn(layer);  // on the device, or in the arena
-  }
-  for (size_t l = 1; l < out.split.size(); ++l) {
-    out.split[l].hinted = placement.layers[l].look_ahead && can_hint(out.split[l - 1], out.split[l]);
   }
   return out;
 }

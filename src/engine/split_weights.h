@@ -7,8 +7,8 @@
 #include "core/buffer.h"
 #include "core/device.h"
 #include "core/thread_team.h"
-#include "engine/forward.h"
 #include "engine/placement.h"
+#include "engine/schedule.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -37,19 +37,22 @@ class HostArena {
 struct SplitWeights {
   model::Weights main;            // in the main device's memory; parts it does not own are empty
   model::Weights host;            // in the CPU's
-  std::vector<LayerSplit> split;  // per layer
+  std::vector<LayerFacts> facts;  // of every layer, for its schedule
+  std::vector<MainRows> rows;     // of every layer
   HostArena arena;                // what `host` points to in layers that the CPU has neurons of
   std::vector<HostBuffer> packs;  // what `main` points to where its address space is the host's
 
   bool embedding_on_host = false, output_on_host = false;
 };
 
-// Row k of the main device's shard of a layer is neuron gpu_bucket[k], then come the lone gate rows of gpu_gates; row k
-// of the CPU's is Placement::cpu_rows()[k]; the main device reads those of gpu_linked in place. A predictor that serves
-// both has its rows in that order. Copies one layer at a time, on the team's threads. The model must have transposed
-// down projections (Model::prepare_sparse) unless every layer is whole on one side. Throws Error when a layer is
-// divided and its down projection is not transposed, or a predictor is asked for and absent, or reads what its device
-// does not have.
+// What a placement and a model say about each layer, when every neuron that is to be linked can be.
+std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement);
+
+// Row k of the main device's shard of a layer is neuron gpu_bucket[k]; row k of the CPU's is Placement::cpu_rows()[k];
+// the main device reads those of gpu_linked in place. A predictor that serves both has its rows in that order. Copies
+// one layer at a time, on the team's threads. The model must have transposed down projections (Model::prepare_sparse)
+// unless every layer is whole on one side. Throws Error when a layer is divided and its down projection is not
+// transposed, or a predictor is asked for and absent, or reads what its device does not have.
 SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host,
                            ThreadTeam& team);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/kv_cache.h"
 #include "model/predictors.h"
 
 namespace hearth::engine {
@@ -32,18 +31,15 @@ void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_ho
   t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
 }
 
-void add_sparse_ffn(LayerTraffic& t, const LayerSplit& split, NeuronBytes each, double n_main, double n_host,
+void add_sparse_ffn(LayerTraffic& t, const LayerFacts& facts, NeuronBytes each, double n_main, double n_host,
                     Active active, double predictor_bytes) {
   t.ffn += {active.main * each.up_down, active.host * each.up_down, active.link * each.up_down};
-  if (split.selection == Selection::predictor) {
-    t.selection += on(!split.predictor_on_main, predictor_bytes);
+  if (facts.selection == Selection::predictor) {
+    t.selection += on(!facts.main_predicts, predictor_bytes);
     t.ffn += {active.main * each.gate, active.host * each.gate, active.link * each.gate};
     return;
   }
-  const auto n_lone = static_cast<double>(split.n_lone_gates);
-  const SideBytes main_gates = {(n_main + n_lone) * each.gate, 0};
-  (n_lone > 0 ? t.selection : t.ffn) += main_gates;  // the CPU waits for the gates of its neurons, and gets all at once
-  t.ffn += {0, (n_host - n_lone) * each.gate};
+  t.ffn += {n_main * each.gate, n_host * each.gate};
 }
 
 }  // namespace
@@ -87,26 +83,26 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
   traffic.parallel_block = config.parallel_block;
   traffic.head = on(args.output_on_host, static_cast<double>(weights.output.bytes()));
   const int64_t n_seen = config.sliding_window > 0 ? std::min(n_kv, config.sliding_window) : n_kv;
-  const auto kv = static_cast<double>(KvCache::layer_bytes(config, n_seen));
+  const auto kv = static_cast<double>(2 * config.n_head_kv * n_seen * config.head_dim) * sizeof(f16_t);
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const model::LayerWeights& l = weights.layers[i];
-    const LayerSplit& split = args.split[i];
+    const LayerFacts& facts = args.facts[i];
     LayerTraffic& t = traffic.layers.emplace_back();
     double attention = kv;
     for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) attention += static_cast<double>(m->bytes());
-    t.attention = on(split.attention_on_host, attention);
-    const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.n_main[i]);
+    t.attention = on(facts.host_attends, attention);
+    const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.rows[i].n_hot);
     const NeuronBytes each = {
         static_cast<double>(l.ffn.gate.row_size()),
         static_cast<double>(l.ffn.up.bytes() + l.ffn.down.bytes() + l.ffn.down_t.bytes()) / std::max(1.0, n_ff)};
-    if (args.sparse && split.hinted) {
+    if (args.sparse && facts.hinted) {
       t.hinted = true;
       traffic.layers[i - 1].hint = on(false, static_cast<double>(model::predictor_bytes(l.predictor)));
     }
-    if (!args.sparse || split.selection == Selection::all || counted.steps == 0) {
+    if (!args.sparse || facts.selection == Selection::all || counted.steps == 0) {
       add_dense_ffn(t, each, n_main, n_ff - n_main);
     } else {
-      add_sparse_ffn(t, split, each, n_main, n_ff - n_main, active_in(counted, i),
+      add_sparse_ffn(t, facts, each, n_main, n_ff - n_main, active_in(counted, i),
                      static_cast<double>(model::predictor_bytes(l.predictor)));
     }
   }

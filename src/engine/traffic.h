@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/forward.h"
+#include "engine/schedule.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -32,7 +32,7 @@ struct SideBytes {
 
 struct LayerTraffic {
   SideBytes attention;  // wq, wk, wv, wo and the layer's cache
-  SideBytes selection;  // read before it is known who computes what: predictors, gate rows of the other side's neurons
+  SideBytes selection;  // read before it is known who computes what: predictors
   SideBytes ffn;        // read at the same time: gate, up and down rows
   SideBytes hint;       // the same, to look ahead at the next layer
   bool hinted = false;  // the CPU may have begun with its rows before the layer did
@@ -48,11 +48,11 @@ struct TokenTraffic {
 // Bytes of one decode step at a context of n_kv positions: all matrices, less the rows that a sparse mode skips, with
 // as many active neurons on each side as were counted (with nothing counted: all rows), predictors, and the KV cache.
 // Predictors that also look ahead are counted twice. Gate rows that a predictor names in vain are not counted, nor are
-// norms, biases and one row of the embedding. `n_main`: by layer, whole neurons of the main device.
+// norms, biases and one row of the embedding.
 struct TrafficArgs {
   const model::Model& model;
-  const std::vector<LayerSplit>& split;
-  const std::vector<int64_t>& n_main;
+  const std::vector<LayerFacts>& facts;
+  const std::vector<MainRows>& rows;
   bool sparse = false;
   bool output_on_host = false;
 };

@@ -221,8 +221,6 @@ const char* to_string(PredictorInput input) {
       return "ffn_input";
     case PredictorInput::residual:
       return "residual";
-    case PredictorInput::previous_ffn_input:
-      return "previous_ffn_input";
   }
   return "?";
 }

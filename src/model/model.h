@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "core/device.h"
+#include "core/ops.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
 
@@ -19,23 +19,18 @@ struct Norm {
   Vector weight, bias;
 };
 
-// What a predictor reads: the normed input of its layer's FFN, the residual stream before that norm (PowerInfer), or
-// the normed input of the previous layer's FFN (look-ahead by one layer; layer 0 has none).
-enum class PredictorInput { ffn_input, residual, previous_ffn_input };
+// A predictor's input: the normed input of its layer's FFN, or the residual stream before that norm (PowerInfer).
+enum class PredictorInput { ffn_input, residual };
 const char* to_string(PredictorInput input);  // "ffn_input", ...
 
 struct LayerPredictor {
   Predictor weights;  // of all n_ff neurons; empty: the layer has none
   PredictorInput input = PredictorInput::ffn_input;
-  std::string method;  // "svd", "mlp", "sign", "gate-bits"; "powerinfer" for fc1 and fc2 in the model's own file
-  // Calls f on every matrix and vector, the sign bits as a vector of as many 32-bit words.
+  std::string method;  // "svd", "mlp", "gate-bits"; "powerinfer" for fc1 and fc2 in the model's own file
+  // Calls f on every matrix and vector.
   template <typename F>
   void for_each(F&& f) {
     f(weights.fc1), f(weights.fc1_bias), f(weights.fc2), f(weights.threshold);
-    if (weights.signs == nullptr) return;
-    Vector words{reinterpret_cast<const float*>(weights.signs), weights.n() * ((weights.n_signs + 31) / 32)};
-    f(words);
-    weights.signs = reinterpret_cast<const uint32_t*>(words.data);
   }
 };
 

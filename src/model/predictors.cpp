@@ -9,16 +9,16 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "model/sidecar.h"
 
 namespace hearth::model {
 namespace {
 
 constexpr uint32_t kVersion = 1;
 constexpr std::string_view kPrefix = "hearth-sparse.predictor.";
+// "signs" belonged to a method that is gone: a new fit replaces them too.
 constexpr std::array<std::string_view, 5> kTensors = {"fc1.weight", "fc1.bias", "fc2.weight", "signs",
                                                       "predictor_threshold"};
-constexpr std::array<std::string_view, 5> kMethods = {"svd", "mlp", "sign", "gate-bits", "powerinfer"};
+constexpr std::array<std::string_view, 4> kMethods = {"svd", "mlp", "gate-bits", "powerinfer"};
 
 struct Figure {
   const char* key;
@@ -39,8 +39,7 @@ std::string tensor_name(size_t layer, std::string_view what) {
 }
 
 std::optional<PredictorInput> parse_input(std::string_view name) {
-  for (const PredictorInput input :
-       {PredictorInput::ffn_input, PredictorInput::residual, PredictorInput::previous_ffn_input}) {
+  for (const PredictorInput input : {PredictorInput::ffn_input, PredictorInput::residual}) {
     if (name == to_string(input)) return input;
   }
   return std::nullopt;
@@ -94,13 +93,19 @@ class Reader {
   }
 
   void read_layer(size_t l, const std::string& method, const std::string& input, bool relu, LayerPredictor& p) const {
+    if (method == "sign" || input == "previous_ffn_input") {
+      fail(
+          "'{}': the predictor of layer {} is of a kind that hearth no longer runs ({}); fit again with `hearth "
+          "predictor fit`",
+          name_, l, method == "sign" ? "method 'sign'" : "input 'previous_ffn_input'");
+    }
     if (std::find(kMethods.begin(), kMethods.end(), method) == kMethods.end()) {
       fail("'{}': layer {} has a predictor of method '{}', expected one of {}", name_, l, method,
            fmt::join(kMethods, ", "));
     }
     const auto parsed = parse_input(input);
-    if (!parsed || (l == 0 && *parsed == PredictorInput::previous_ffn_input)) {
-      fail("'{}': the predictor of layer {} reads '{}', which is no input of that layer", name_, l, input);
+    if (!parsed) {
+      fail("'{}': the predictor of layer {} reads '{}', expected ffn_input or residual", name_, l, input);
     }
     p.method = method;
     p.input = *parsed;
@@ -109,13 +114,7 @@ class Reader {
     for (int64_t i = 0; i < n_ff_[l]; ++i) {
       if (std::isnan(p.weights.threshold.data[i])) fail("'{}': threshold {} of layer {} is NaN", name_, i, l);
     }
-    if (method == "sign") {
-      const int64_t words = (n_embd_ + 31) / 32;
-      const gguf::TensorInfo& t = require(l, "signs");
-      expect(t, DType::i32, words, n_ff_[l]);
-      p.weights.signs = reinterpret_cast<const uint32_t*>(file_.data(t).data());
-      p.weights.n_signs = n_embd_;
-    } else if (method == "gate-bits") {
+    if (method == "gate-bits") {
       p.weights.fc2 = matrix(require(l, "fc2.weight"), n_ff_[l], n_embd_);
     } else {
       const int64_t rank = require(l, "fc1.weight").rows();
@@ -177,8 +176,14 @@ LayerPredictor PredictorData::view() const {
   p.weights.fc1 = fc1.view(), p.weights.fc2 = fc2.view(), p.weights.relu = relu;
   if (!fc1_bias.empty()) p.weights.fc1_bias = {fc1_bias.data(), static_cast<int64_t>(fc1_bias.size())};
   if (!threshold.empty()) p.weights.threshold = {threshold.data(), static_cast<int64_t>(threshold.size())};
-  if (!signs.empty()) p.weights.signs = signs.data(), p.weights.n_signs = n_signs;
   return p;
+}
+
+PredictorInput parse_predictor_input(std::string_view name) {
+  for (const auto input : {PredictorInput::ffn_input, PredictorInput::residual}) {
+    if (name == to_string(input)) return input;
+  }
+  fail("unknown predictor input '{}'; expected ffn_input or residual", name);
 }
 
 uint64_t predictor_bytes(const LayerPredictor& predictor) {
@@ -202,17 +207,6 @@ std::vector<StoredPredictor> read_predictors(const gguf::File& sidecar, int64_t 
                                              const std::vector<int64_t>& n_ff) {
   if (!has_predictors(sidecar)) return std::vector<StoredPredictor>(n_ff.size());
   return Reader(sidecar, n_embd, n_ff).read();
-}
-
-bool attach_predictors(Model& model, const Sidecar& sidecar) {
-  sidecar.check_matches(model.file(), model.config());
-  if (sidecar.file == nullptr || !has_predictors(*sidecar.file)) return false;
-  std::vector<StoredPredictor> stored = read_predictors(*sidecar.file, sidecar.n_embd, sidecar.n_ff);
-  std::vector<LayerPredictor> layers;
-  for (StoredPredictor& s : stored) layers.push_back(std::move(s.predictor));
-  const bool any = std::any_of(layers.begin(), layers.end(), [](auto& p) { return static_cast<bool>(p.weights); });
-  model.set_predictors(layers, sidecar.file);
-  return any;
 }
 
 float below_score(float score) {
@@ -271,9 +265,6 @@ void add_predictors(gguf::Writer& out, const std::vector<PredictorData>& layers,
     if (p.fc2) tensor(l, "fc2.weight", p.fc2.type, {p.fc2.cols, p.fc2.rows}, p.fc2.data.data());
     floats(l, "fc1.bias", p.fc1_bias);
     floats(l, "predictor_threshold", p.threshold);
-    if (p.signs.empty()) continue;
-    const int64_t words = (p.n_signs + 31) / 32;
-    tensor(l, "signs", DType::i32, {words, static_cast<int64_t>(p.signs.size()) / words}, p.signs.data());
   }
 }
 

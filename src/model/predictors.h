@@ -2,16 +2,15 @@
 // Predictors as they are kept in a sidecar (model/sidecar.h), one per layer that has one:
 //
 //   hearth-sparse.predictor.version          u32   1
-//   hearth-sparse.predictor.methods          string [n_layer]   "svd", "mlp", "sign", "gate-bits", "powerinfer"; "" =
-//   none hearth-sparse.predictor.inputs           string [n_layer]   "ffn_input", "residual", "previous_ffn_input"
+//   hearth-sparse.predictor.methods          string [n_layer]   "svd", "mlp", "gate-bits", "powerinfer"; "": none
+//   hearth-sparse.predictor.inputs           string [n_layer]   "ffn_input", "residual"
 //   hearth-sparse.predictor.relu             bool [n_layer]     between fc1 and fc2
 //   hearth-sparse.predictor.recall_target    f32 [n_layer]      and what was measured on held-out tokens:
 //   hearth-sparse.predictor.recall, .loss_recall, .precision, .density, .predicted_density   f32 [n_layer]
 //   hearth-sparse.predictor.tokens           u64 [n_layer]      over how many tokens
-//   blk.N.fc1.weight    [n_embd, rank]       absent for gate-bits and sign
+//   blk.N.fc1.weight    [n_embd, rank]       absent for gate-bits
 //   blk.N.fc1.bias      f32 [rank]           optional
-//   blk.N.fc2.weight    [rank, n_ff]         [n_embd, n_ff] for gate-bits; absent for sign
-//   blk.N.signs         i32 [ceil(n_embd / 32), n_ff]   sign alone
+//   blk.N.fc2.weight    [rank, n_ff]         [n_embd, n_ff] for gate-bits
 //   blk.N.predictor_threshold   f32 [n_ff]
 // What the fields mean is said at core/device.h's Predictor.
 #include <cstddef>
@@ -24,8 +23,6 @@
 #include "model/model.h"
 
 namespace hearth::model {
-
-class Sidecar;
 
 // How good a predictor was on held-out tokens. "Active": the neuron's value is not zero.
 struct PredictorFigures {
@@ -56,8 +53,6 @@ struct PredictorData {
   OwnedMatrix fc1, fc2;
   std::vector<float> fc1_bias, threshold;
   bool relu = false;
-  std::vector<uint32_t> signs;
-  int64_t n_signs = 0;
   PredictorFigures figures;
 
   LayerPredictor view() const;  // valid as long as this is neither moved nor changed
@@ -69,7 +64,9 @@ struct StoredPredictor {
   PredictorFigures figures;
 };
 
-// Bytes that evaluating a predictor reads: matrices, signs, bias and thresholds.
+PredictorInput parse_predictor_input(std::string_view name);  // "ffn_input" or "residual"; throws Error
+
+// Bytes that evaluating a predictor reads: matrices, bias and thresholds.
 uint64_t predictor_bytes(const LayerPredictor& predictor);
 
 // Whether a sidecar's file holds predictors for any layer.
@@ -77,11 +74,6 @@ bool has_predictors(const gguf::File& sidecar);
 // By layer. Throws Error naming the tensor or key that contradicts `n_embd`, `n_ff` or itself.
 std::vector<StoredPredictor> read_predictors(const gguf::File& sidecar, int64_t n_embd,
                                              const std::vector<int64_t>& n_ff);
-
-// Gives the model's layers the predictors of a sidecar, which replace those of its own file; the sidecar's file stays
-// mapped as long as the model lives. False when the sidecar holds none. Throws Error when it was made for another
-// model, or holds something that is no predictor of it.
-bool attach_predictors(Model& model, const Sidecar& sidecar);
 
 // The score from which on PowerInfer computes a neuron.
 constexpr std::string_view kScoreThresholdKey = "powerinfer.sparse_threshold";

@@ -27,6 +27,10 @@ std::string key(std::string_view group, std::string_view name) {
 std::string tensor_name(size_t layer, std::string_view what) {
   return fmt::format("profile.blk.{}.{}", layer, what);
 }
+// k: index into kUnionTokens.
+std::string union_key(size_t k, std::string_view what) {
+  return fmt::format("union_{}_{}", kUnionTokens[k], what);
+}
 bool own_key(std::string_view k) {
   return k == "general.architecture" || k == kVersionKey || k.starts_with(kModel) || k.starts_with(kProfile) ||
          k.starts_with(kThresholds);
@@ -95,6 +99,25 @@ class Reader {
     read_shares("coactive_previous", [](LayerStatistics& l) -> MeanShare& { return l.previous; });
     read_shares("coactive_recent", [](LayerStatistics& l) -> MeanShare& { return l.recent; });
     read_named();
+    for (size_t k = 0; k < kUnionTokens.size(); ++k) read_union(k);
+  }
+
+  // Optional, as the figures of predictors are. k: index into kUnionTokens.
+  void read_union(size_t k) {
+    const std::string neurons_key = union_key(k, "neurons");
+    if (file_.find(key(kProfile, neurons_key)) == nullptr) return;
+    const auto neurons = u64_array(neurons_key), windows = u64_array(union_key(k, "windows"));
+    if (neurons.size() != s_.n_ff.size() || windows.size() != s_.n_ff.size()) {
+      fail("'{}': {} and {} figures of unions of {} tokens for {} layers", name_, neurons.size(), windows.size(),
+           kUnionTokens[k], s_.n_ff.size());
+    }
+    for (size_t l = 0; l < neurons.size(); ++l) {
+      if (windows[l] > s_.statistics.tokens || neurons[l] > windows[l] * static_cast<uint64_t>(s_.n_ff[l])) {
+        fail("'{}': unions of {} tokens of layer {} have {} neurons in {} windows of {} tokens", name_, kUnionTokens[k],
+             l, neurons[l], windows[l], s_.statistics.tokens);
+      }
+      s_.statistics.layers[l].unions[k] = {neurons[l], windows[l]};
+    }
   }
 
   // Sidecars that were made before there were such figures do not have them.
@@ -255,6 +278,12 @@ void set_profile(gguf::Writer& out, const Statistics& p) {
   out.set(key(kProfile, "coactive_recent_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.recent.tokens; }));
   out.set(key(kProfile, "predictor_named"), by_layer<uint64_t>(p, [](auto& l) { return l.named.named; }));
   out.set(key(kProfile, "predictor_active"), by_layer<uint64_t>(p, [](auto& l) { return l.named.active; }));
+  for (size_t k = 0; k < kUnionTokens.size(); ++k) {
+    out.set(key(kProfile, union_key(k, "neurons")),
+            by_layer<uint64_t>(p, [k](auto& l) { return l.unions[k].neurons; }));
+    out.set(key(kProfile, union_key(k, "windows")),
+            by_layer<uint64_t>(p, [k](auto& l) { return l.unions[k].windows; }));
+  }
 }
 
 }  // namespace

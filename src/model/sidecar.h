@@ -9,6 +9,7 @@
 //   hearth-sparse.model.n_embd          u32
 //   hearth-sparse.model.n_ff            u32 [n_layer]
 //   hearth-sparse.profile.*             how and over what the statistics were gathered
+//   hearth-sparse.profile.union_K_neurons, .union_K_windows   u64 [n_layer], K = 2, 4, 8; optional: NeuronUnion
 //   profile.blk.N.active                i64 [n_ff]
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
@@ -18,6 +19,7 @@
 //   hearth-sparse.thresholds.record     string   JSON: how, and what they cost
 //   hearth-sparse.thresholds.tokens     u64   counted in active_tuned; 0 or absent: there is none
 //   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -57,6 +59,19 @@ struct NamedNeurons {
   }
 };
 
+// Sizes of the set of neurons that at least one of k consecutive tokens of a text has active, over every such window.
+struct NeuronUnion {
+  uint64_t neurons = 0, windows = 0;
+  bool operator==(const NeuronUnion&) const = default;
+  // Mean share of a layer's n_ff neurons.
+  std::optional<double> share(int64_t n_ff) const {
+    return windows > 0
+               ? std::optional(static_cast<double>(neurons) / static_cast<double>(windows) / static_cast<double>(n_ff))
+               : std::nullopt;
+  }
+};
+constexpr std::array<int64_t, 3> kUnionTokens = {2, 4, 8};
+
 // Sums over the tokens profiled so far. "Active": |act(gate)| > threshold.
 struct LayerStatistics {
   std::vector<uint64_t> active;          // [n_ff] tokens that had the neuron active
@@ -65,6 +80,7 @@ struct LayerStatistics {
       impact;          // [n_ff] sum over tokens of |value| * ||down row||, value = act(gate) * up; empty = unknown
   MeanShare previous;  // share of a token's active set that the previous token's had
   MeanShare recent;    // share that the union of the previous 64 tokens' sets had
+  std::array<NeuronUnion, kUnionTokens.size()> unions;  // of kUnionTokens tokens; no windows = not counted
   NamedNeurons named;
   std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
   int64_t n_ff() const { return static_cast<int64_t>(active.size()); }

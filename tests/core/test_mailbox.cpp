@@ -18,40 +18,55 @@
 namespace hearth {
 namespace {
 
-// The memory is not atomic: the two flags must order it.
-// Hand-off i of a sequence: x[c] = i, and i % 8 neurons i + k with values i - k.
+// Hand-off i of a sequence: x[c] = i for each of 1 to kFewTokens tokens, and the neurons of each.
 struct Sent {
-  static constexpr int kN = 33, kMaxIds = 7;
-  explicit Sent(int i) : x(kN, static_cast<float>(i)) {
-    for (int k = 0; k < i % (kMaxIds + 1); ++k) ids.push_back(i + k), values.push_back(static_cast<float>(i - k));
-  }
-  void expect_neurons(const MailboxRequest& r) const {
-    ASSERT_EQ(*r.n_ids, std::ssize(ids));
-    for (size_t k = 0; k < ids.size(); ++k) {
-      EXPECT_EQ(r.ids[k], ids[k]);
-      EXPECT_EQ(r.values[k], values[k]);
+  static constexpr int kN = 33, kMaxIds = 150;
+  explicit Sent(int i) : T(i % kFewTokens + 1), x(static_cast<size_t>(T * kN), static_cast<float>(i)) {
+    std::mt19937 rng(static_cast<uint32_t>(i));
+    const auto n_own = static_cast<int32_t>(rng() % 100), skipped = n_own + static_cast<int32_t>(rng() % 40);
+    marks = MailboxMarks::of(n_own + kMaxIds, n_own, skipped);
+    ids.resize(static_cast<size_t>(T));
+    for (auto& list : ids) {
+      const auto density = rng() % 4;  // none, some, all
+      for (int32_t id = skipped - n_own; id < kMaxIds; ++id) {
+        if (density == 3 || (density > 0 && rng() % 8 == 0)) list.push_back(id);
+      }
     }
   }
-  std::vector<float> x, values;
-  std::vector<int32_t> ids;
+  void post_neurons(HostMailbox& box) const {
+    for (int64_t t = 0; t < T; ++t) box.post_neurons(t, marks, ids[static_cast<size_t>(t)]);
+  }
+  void expect_neurons(const NeuronLists& lists) const {
+    for (int64_t t = 0; t < T; ++t) {
+      const int32_t* begin = lists.ids + t * lists.stride;
+      EXPECT_EQ(std::vector<int32_t>(begin, begin + lists.count[t]), ids[static_cast<size_t>(t)]) << "token " << t;
+    }
+  }
+  int64_t T;
+  std::vector<float> x;  // [T][kN]
+  MailboxMarks marks;
+  std::vector<std::vector<int32_t>> ids;
 };
 
-TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
+// The memory is not atomic: the two flags must order it.
+TEST(Mailbox, EveryHandOffBringsItsOwnVectorListsAndAnswer) {
   constexpr int kHandOffs = 5000;
-  HostMailbox box(Sent::kN, Sent::kMaxIds);
+  HostMailbox box(kFewTokens * Sent::kN, Sent::kMaxIds);
   std::thread cpu([&box] {
     for (int i = 0; i < kHandOffs; ++i) {
-      const MailboxRequest r = box.wait_request();
-      Sent(i).expect_neurons(r);
-      for (int c = 0; c < Sent::kN; ++c) box.answer_buffer()[c] = 2 * r.x[c] + static_cast<float>(c);
+      const Sent s(i);
+      const float* x = box.wait_input();
+      s.expect_neurons(box.wait_neurons(s.T));
+      for (size_t c = 0; c < s.x.size(); ++c) box.answer_buffer()[c] = 2 * x[c] + static_cast<float>(c);
       box.answer();
     }
   });
   for (int i = 0; i < kHandOffs; ++i) {
     Sent s(i);
-    box.post(s.x.data(), Sent::kN, s.ids, s.values.data());
-    box.collect(s.x.data(), Sent::kN);
-    for (int c = 0; c < Sent::kN; ++c) ASSERT_EQ(s.x[static_cast<size_t>(c)], static_cast<float>(3 * i + c));
+    box.post_input(s.x.data(), std::ssize(s.x), s.marks);
+    s.post_neurons(box);
+    box.collect(s.x.data(), std::ssize(s.x));
+    for (size_t c = 0; c < s.x.size(); ++c) ASSERT_EQ(s.x[c], static_cast<float>(3 * i) + static_cast<float>(c));
   }
   cpu.join();
 }
@@ -61,7 +76,8 @@ TEST(Mailbox, EveryHandOffBringsItsOwnVectorListAndAnswer) {
 TEST(Mailbox, PublishedAnswers) {
   constexpr int kHandOffs = 3000, kParts = 3;
   constexpr int64_t kN = 100;
-  HostMailbox box(kN, 0);
+  const auto size = [](int i) { return kN * (i % kFewTokens + 1); };  // of 1 to kFewTokens tokens
+  HostMailbox box(kN * kFewTokens, 0);
   std::atomic<int> begun = -1;
   std::array<std::atomic<int>, kParts> published{};
   std::vector<std::jthread> threads;
@@ -69,7 +85,7 @@ TEST(Mailbox, PublishedAnswers) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < kHandOffs; ++i) {
         while (begun < i) std::this_thread::yield();
-        const int64_t begin = t * kN / kParts, end = (t + 1) * kN / kParts;
+        const int64_t begin = t * size(i) / kParts, end = (t + 1) * size(i) / kParts;
         for (int64_t c = begin; c < end; ++c) box.answer_buffer()[c] = static_cast<float>(i + c);
         box.publish(begin, end);
         ++published[static_cast<size_t>(t)];
@@ -87,11 +103,12 @@ TEST(Mailbox, PublishedAnswers) {
     }
   });
   for (int i = 0; i < kHandOffs; ++i) {
-    std::vector<float> x(kN, static_cast<float>(i));
-    box.post(x.data(), kN);
+    const int64_t n = size(i);
+    std::vector<float> x(static_cast<size_t>(n), static_cast<float>(i));
+    box.post(x.data(), n);
     // Where all of it is taken at once, a device may be a hand-off ahead of the one that is still being ended.
-    i % 2 == 0 ? box.collect_published(x.data(), kN) : box.collect(x.data(), kN);
-    for (int64_t c = 0; c < kN; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(2 * i + c)) << i;
+    i % 2 == 0 ? box.collect_published(x.data(), n) : box.collect(x.data(), n);
+    for (int64_t c = 0; c < n; ++c) ASSERT_EQ(x[static_cast<size_t>(c)], static_cast<float>(2 * i + c)) << i;
   }
 }
 
@@ -107,7 +124,7 @@ TEST(Mailbox, WaitingForWhatIsNotPublishedEnds) {
   EXPECT_FALSE(HostMailbox(MailboxLayout::kMostWords, 0).can_publish(MailboxLayout::kMostWords + 1));
 }
 
-// What the CPU is told before a hand-off comes: all of it, where the device told anything; never another one's.
+// The CPU is told of neurons before a hand-off comes: of all, where the device told anything; never of another one's.
 TEST(Mailbox, HintsOfTheNextHandOff) {
   constexpr int32_t kHandOffs = 4000, kFirst = 40, kSkipped = 50, kN = 200;
   const MailboxMarks marks = MailboxMarks::of(kN, kFirst, kSkipped);
@@ -142,18 +159,22 @@ TEST(Mailbox, HintsOfTheNextHandOff) {
   cpu.join();
 }
 
-// Of a hand-off in two steps, the neurons are not there until they have been posted.
+// The neurons of a hand-off in two steps are not there until they have been posted.
 TEST(Mailbox, TellsWhetherTheNeuronsAreThere) {
+  constexpr MailboxMarks kMarks = MailboxMarks::of(8, 0, 0);
   HostMailbox box(1, 8);
   float x = 0;
   for (int i = 0; i < 3; ++i) {
-    box.post_input(&x, 1);
+    EXPECT_FALSE(box.has_next());
+    box.post_input(&x, 1, kMarks);
+    EXPECT_TRUE(box.has_next());
     box.wait_input();
     EXPECT_FALSE(box.has_neurons());
-    const std::vector<int32_t> ids(static_cast<size_t>(i), 5);
-    box.post_neurons(ids);
+    std::vector<int32_t> ids(static_cast<size_t>(i));
+    std::iota(ids.begin(), ids.end(), 5);
+    box.post_neurons(0, kMarks, ids);
     EXPECT_TRUE(box.has_neurons());
-    EXPECT_EQ(*box.wait_neurons().n_ids, i);
+    EXPECT_EQ(box.wait_neurons(1).count[0], i);
     box.answer();
     box.collect(&x, 1);
   }
@@ -169,72 +190,82 @@ TEST(Mailbox, ADeviceThatStopsEndsTheWaitForItsHints) {
 // The vector is all there before anything is said of the neurons, and the answer's memory is the CPU's to write.
 // Nothing else orders the two sides here: a thread sanitizer sees whether the flag does.
 TEST(Mailbox, TheInputComesBeforeTheNeurons) {
-  constexpr int kHandOffs = 3000, kN = Sent::kN;
-  HostMailbox box(kN, Sent::kMaxIds);
+  constexpr int kHandOffs = 3000;
+  HostMailbox box(kFewTokens * Sent::kN, Sent::kMaxIds);
   std::atomic<int> n_prepared = 0;
   std::thread cpu([&] {
-    std::vector<float> doubled(kN);
     for (int i = 0; i < kHandOffs; ++i) {
+      const Sent s(i);
       const float* x = box.wait_input();
-      std::fill_n(box.answer_buffer(), kN, 1.0f);
-      for (size_t c = 0; c < kN; ++c) doubled[c] = 2 * x[c];
+      std::fill_n(box.answer_buffer(), s.x.size(), 1.0f);
+      std::vector<float> doubled(x, x + s.x.size());
+      for (float& v : doubled) v *= 2;
       n_prepared = i + 1;
-      if (i % 3 > 0) {  // the others have no neurons, and are not asked for them
-        const MailboxRequest r = box.wait_neurons();
-        EXPECT_EQ(r.x, x);
-        Sent(i).expect_neurons(r);
-      }
-      for (size_t c = 0; c < kN; ++c) box.answer_buffer()[c] += doubled[c];
+      if (i % 3 > 0) s.expect_neurons(box.wait_neurons(s.T));  // the others have none, and are not asked for them
+      for (size_t c = 0; c < doubled.size(); ++c) box.answer_buffer()[c] += doubled[c];
       box.answer();
     }
   });
   for (int i = 0; i < kHandOffs; ++i) {
     Sent s(i);
+    const int64_t n = std::ssize(s.x);
     switch (i % 3) {
       case 0:
-        box.post(s.x.data(), kN);
+        box.post(s.x.data(), n);
         break;
       case 1:
-        box.post(s.x.data(), kN, s.ids, s.values.data());
+        box.post_input(s.x.data(), n, s.marks);
+        s.post_neurons(box);
         break;
       default:
-        box.post_input(s.x.data(), kN);
+        box.post_input(s.x.data(), n, s.marks);
         while (n_prepared != i + 1) std::this_thread::yield();
-        box.post_neurons(s.ids, s.values.data());
+        s.post_neurons(box);
         break;
     }
-    box.collect(s.x.data(), kN);
-    for (int c = 0; c < kN; ++c) ASSERT_EQ(s.x[static_cast<size_t>(c)], static_cast<float>(3 * i + 1)) << c;
+    box.collect(s.x.data(), n);
+    for (size_t c = 0; c < s.x.size(); ++c) ASSERT_EQ(s.x[c], static_cast<float>(3 * i + 1)) << c;
   }
   cpu.join();
 }
 
-// In the place of a device that tells of neurons by marks.
+// In the place of a device whose blocks write words of marks as they find neurons.
 class MarkingMailbox : public HostMailbox {
  public:
   using HostMailbox::HostMailbox;
-  // Posts x [n] and the ids, of which none is below `first` nor above first + 32 n_words: half of the words before the
-  // flag, half after it, in random order. `after_flag` is called between the two.
+  // Posts x [n] and each token's ids, of which none is below `first` nor above first + 32 n_words: half of the words
+  // before the flag, half after it, in random order. `after_flag` is called between the two.
   void post_marked(
-      const std::vector<float>& x, const std::vector<int32_t>& ids, MailboxMarks marks, std::mt19937& rng,
+      const std::vector<float>& x, const std::vector<std::vector<int32_t>>& ids, MailboxMarks marks, std::mt19937& rng,
       FunctionRef<void()> after_flag = [] {}) {
     ++number_;
     std::copy(x.begin(), x.end(), request_);
-    std::vector<uint64_t> words(static_cast<size_t>(marks.n_words), number_);
-    for (const int32_t id : ids) {
-      const int32_t at = id - marks.first;
-      words[static_cast<size_t>(at / 32)] |= uint64_t{1} << (32 + at % 32);
+    const auto n_words = static_cast<size_t>(marks.n_words);
+    std::vector<uint64_t> words(ids.size() * n_words, number_);
+    for (size_t t = 0; t < ids.size(); ++t) {
+      for (const int32_t id : ids[t]) {
+        const int32_t at = id - marks.first;
+        words[t * n_words + static_cast<size_t>(at / 32)] |= uint64_t{1} << (32 + at % 32);
+      }
     }
     std::vector<size_t> order(words.size());
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
+    const auto stride = static_cast<size_t>(MailboxLayout::mark_words(max_ids()));  // of a token
     const auto put = [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) marks_[order[i]].store(words[order[i]], std::memory_order_relaxed);
+      for (size_t i = begin; i < end; ++i) {
+        marks_[order[i] / n_words * stride + order[i] % n_words].store(words[order[i]], std::memory_order_relaxed);
+      }
     };
     put(0, order.size() / 2);
     raise(marks);
     after_flag();
     put(order.size() / 2, order.size());
+  }
+  // The flag alone.
+  void announce(MailboxMarks marks) {
+    ++number_;
+    raise(marks);
   }
   void wait_answer() const {
     while (flags_->answered.value.load(std::memory_order_acquire) != number_) std::this_thread::yield();
@@ -247,37 +278,45 @@ class MarkingMailbox : public HostMailbox {
   uint32_t number_ = 0;
 };
 
-TEST(Mailbox, NeuronsAsMarksComeInAnyOrder) {
+TEST(Mailbox, MarksComeInAnyOrder) {
   constexpr int kHandOffs = 3000, kMaxIds = 500;
   MarkingMailbox box(3, kMaxIds);
   std::mt19937 rng(4);
   struct HandOff {
     MailboxMarks marks;
-    std::vector<int32_t> ids;
+    std::vector<std::vector<int32_t>> ids;  // by token
   };
   std::vector<HandOff> all(kHandOffs);
   for (HandOff& h : all) {
     h.marks.first = static_cast<int32_t>(rng() % 100) - 31;
     h.marks.n_words = static_cast<int32_t>(rng() % (kMaxIds / 32 + 3));
-    const auto density = rng() % 3;  // none, some, all
-    for (int32_t id = std::max(h.marks.first, 0); id < h.marks.first + 32 * h.marks.n_words; ++id) {
-      if (h.ids.size() < kMaxIds && (density == 2 || (density == 1 && rng() % 8 == 0))) h.ids.push_back(id);
+    h.ids.resize(rng() % kFewTokens + 1);
+    for (auto& ids : h.ids) {
+      const auto density = rng() % 3;  // none, some, all
+      for (int32_t id = std::max(h.marks.first, 0); id < h.marks.first + 32 * h.marks.n_words; ++id) {
+        if (ids.size() < kMaxIds && (density == 2 || (density == 1 && rng() % 8 == 0))) ids.push_back(id);
+      }
     }
   }
   std::atomic<int> n_inputs = 0;
   std::thread cpu([&] {
     for (int i = 0; i < kHandOffs; ++i) {
-      EXPECT_EQ(box.wait_input()[2], static_cast<float>(i));
+      const float* x = box.wait_input();
+      EXPECT_EQ(x[2], static_cast<float>(i));
       n_inputs = i + 1;
-      const MailboxRequest r = box.wait_neurons();
-      EXPECT_EQ(std::vector<int32_t>(r.ids, r.ids + *r.n_ids), all[static_cast<size_t>(i)].ids) << i;
-      EXPECT_EQ(r.x[2], static_cast<float>(i));
+      const auto& ids = all[static_cast<size_t>(i)].ids;
+      const NeuronLists lists = box.wait_neurons(std::ssize(ids));
+      for (size_t t = 0; t < ids.size(); ++t) {
+        const int32_t* begin = lists.ids + static_cast<int64_t>(t) * lists.stride;
+        EXPECT_EQ(std::vector<int32_t>(begin, begin + lists.count[t]), ids[t]) << i << ", token " << t;
+      }
+      EXPECT_EQ(x[2], static_cast<float>(i));
       box.answer();
     }
   });
   for (int i = 0; i < kHandOffs; ++i) {
     const HandOff& h = all[static_cast<size_t>(i)];
-    // The flag alone says that the vector is there; of half of the hand-offs, words come only then.
+    // The flag alone says that the vector is there; in every other hand-off, words come only then.
     const auto when_seen = [&] {
       while (i % 2 == 0 && n_inputs != i + 1) std::this_thread::yield();
     };
@@ -288,23 +327,26 @@ TEST(Mailbox, NeuronsAsMarksComeInAnyOrder) {
 }
 
 TEST(Mailbox, MarksThatNeverComeAreAnError) {
-  MarkingMailbox box(1, 64);
-  box.set_patience(std::chrono::milliseconds{50});
   std::mt19937 rng(5);
-  box.post_marked({1.0f}, {}, {0, 0}, rng);
-  box.wait_request();
-  box.answer();
-  // A flag that announces two words, of which only stale ones are there.
-  class Announcing : public MarkingMailbox {
-   public:
-    using MarkingMailbox::MarkingMailbox;
-    void announce() { flags_->posted.value.store(uint64_t{MailboxMarks{0, 2}.packed()} << 32 | 1); }
-  } silent(1, 64);
-  silent.set_patience(std::chrono::milliseconds{50});
-  silent.announce();
-  EXPECT_NO_THROW(silent.wait_input());
-  EXPECT_THROW(silent.wait_neurons(), Error);
-  EXPECT_EQ(silent.failure(), MailboxFailure::device_silent);
+  for (const bool one_token_has_them : {false, true}) {
+    MarkingMailbox box(1, 64);
+    box.set_patience(std::chrono::milliseconds{50});
+    box.post_marked({1.0f}, {{3}, {3}}, {0, 2}, rng);
+    box.wait_input();
+    box.wait_neurons(2);
+    box.answer();
+    if (one_token_has_them) {
+      box.post_marked({1.0f}, {{7}}, {0, 2}, rng);
+    } else {
+      box.announce({0, 2});  // the words that are there are the last hand-off's
+    }
+    EXPECT_NO_THROW(box.wait_input());
+    if (one_token_has_them) {
+      EXPECT_EQ(box.wait_neurons(1).ids[0], 7);
+    }
+    EXPECT_THROW(box.wait_neurons(2), Error);
+    EXPECT_EQ(box.failure(), MailboxFailure::device_silent);
+  }
 }
 
 std::string error_of(FunctionRef<void()> work) {
@@ -322,11 +364,11 @@ TEST(Mailbox, NeitherSideWaitsForOneThatIsGone) {
   box.post(&x, 1);
   EXPECT_FALSE(box.failed());
   EXPECT_NO_THROW(box.check());
-  box.wait_request();
+  box.wait_input();
   box.abandon();
   EXPECT_TRUE(box.failed());
   EXPECT_THROW(box.collect(&x, 1), MailboxAbandoned);
-  EXPECT_THROW(box.wait_request(), MailboxAbandoned);
+  EXPECT_THROW(box.wait_input(), MailboxAbandoned);
 }
 
 TEST(Mailbox, AListThatNeverComesIsAnError) {
@@ -334,13 +376,13 @@ TEST(Mailbox, AListThatNeverComesIsAnError) {
   for (const bool abandoned : {false, true}) {
     HostMailbox box(1, 1);
     box.set_patience(std::chrono::milliseconds{50});
-    box.post_input(&x, 1);
+    box.post_input(&x, 1, MailboxMarks::of(1, 0, 0));
     EXPECT_EQ(*box.wait_input(), 1);
     if (abandoned) {
       box.abandon();
-      EXPECT_THROW(box.wait_neurons(), MailboxAbandoned);
+      EXPECT_THROW(box.wait_neurons(1), MailboxAbandoned);
     } else {
-      EXPECT_EQ(error_of([&] { box.wait_neurons(); }),
+      EXPECT_EQ(error_of([&] { box.wait_neurons(1); }),
                 "the device has not asked for its next layer in 0.05 s; it may have stopped");
       EXPECT_EQ(box.failure(), MailboxFailure::device_silent);
     }
@@ -364,7 +406,7 @@ TEST(Mailbox, SilenceIsAnErrorAfterTheStatedTime) {
       EXPECT_EQ(box.failure(), MailboxFailure::cpu_silent);
       EXPECT_EQ(x, 1) << "an answer that never came was added";
     } else {
-      error = error_of([&] { box.wait_request(); });
+      error = error_of([&] { box.wait_input(); });
       EXPECT_EQ(error, "the device has not asked for its next layer in 0.05 s; it may have stopped");
       EXPECT_EQ(box.failure(), MailboxFailure::device_silent);
     }
@@ -372,7 +414,7 @@ TEST(Mailbox, SilenceIsAnErrorAfterTheStatedTime) {
     EXPECT_GE(waited, kPatience);
     EXPECT_LT(waited, std::chrono::seconds{10});
     // The other side, coming late, is told the same, whatever it does.
-    EXPECT_EQ(error_of([&] { cpu_is_silent ? (void)(box.wait_request(), box.wait_request()) : box.collect(&x, 1); }),
+    EXPECT_EQ(error_of([&] { cpu_is_silent ? (void)(box.wait_input(), box.wait_input()) : box.collect(&x, 1); }),
               cpu_is_silent ? error : "none");
     EXPECT_EQ(error_of([&] { box.check(); }), error);
     box.abandon();

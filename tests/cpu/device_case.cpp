@@ -84,25 +84,24 @@ std::vector<std::pair<std::string, std::vector<double>>> Bound::read() {
 Act Bound::activations(const std::vector<float>& x, int64_t T, int64_t n) {
   HEARTH_CHECK(n % 32 == 0 && std::ssize(x) == T * n);
   constexpr int64_t kHeadDim = 32;
-  std::vector<f16_t> rows(x.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    rows[i] = f32_to_f16(x[i]);
-    HEARTH_CHECK(f16_to_f32(rows[i]) == x[i], "{} is not an f16 value", x[i]);
-  }
-  const f16_t* cache = input(rows);
-  const int32_t* pos = input(std::vector<int32_t>{0});
-  const float* q = input(std::vector<float>(static_cast<size_t>(n)));
+  for (const float v : x) HEARTH_CHECK(f16_to_f32(f32_to_f16(v)) == v, "{} is not an f16 value", v);
+  // One position of one sequence; its page is written anew for each token.
+  const size_t page_bytes = static_cast<size_t>(n * kPagePositions) * sizeof(f16_t);
+  AttentionArgs a;
+  a.v = input(x);
+  a.n_head = a.n_head_kv = n / kHeadDim;
+  a.head_dim = kHeadDim;
+  a.cache = {static_cast<f16_t*>(scratch(page_bytes)), static_cast<f16_t*>(scratch(page_bytes)), n * kPagePositions};
+  const int32_t* zero = input(std::vector<int32_t>{0});
+  a.rows = {zero, zero, zero, 1};
+  a.max_kv = 1;
+  float* const q = input(std::vector<float>(x.size()));
+  float* const k = input(std::vector<float>(x.size()));
+  const float* const v = a.v;
   const size_t q8_bytes = device.q8_bytes(n);
   const Act act{static_cast<float*>(scratch(x.size() * sizeof(float))), scratch(static_cast<size_t>(T) * q8_bytes)};
   for (int64_t t = 0; t < T; ++t) {
-    AttentionArgs a;
-    a.q = q;
-    a.q_stride = n;
-    a.k_cache = a.v_cache = cache + t * n;
-    a.n_ctx = a.max_kv = 1;
-    a.n_head = a.n_head_kv = n / kHeadDim;
-    a.head_dim = kHeadDim;
-    a.pos = pos;
+    a.q = q + t * n, a.k = k + t * n, a.v = v + t * n;
     device.attention(a, 1, {act.x + t * n, static_cast<std::byte*>(act.q8) + static_cast<size_t>(t) * q8_bytes});
   }
   return act;
@@ -143,9 +142,9 @@ Case matmul_case(uint32_t seed, DType type, int64_t T, std::vector<int64_t> rows
   };
   auto data = std::make_shared<Data>();
   Case c;
-  c.name = fmt::format("matmul {} T={} [{}]x{}{}{}{} seed {}", traits(type).name, T, fmt::join(rows, "+"), cols,
+  c.name = fmt::format("matmul {} T={} [{}]x{}{}{}{}{} seed {}", traits(type).name, T, fmt::join(rows, "+"), cols,
                        options.bias ? " bias" : "", options.accumulate ? " accumulate" : "",
-                       options.strided ? " strided" : "", seed);
+                       options.strided ? " strided" : "", options.packed ? " packed" : "", seed);
   c.limits = limits_for(T, *std::max_element(rows.begin(), rows.end()), cols);
   c.limits.quantized_weights = is_quantized(type);
   data->x = random_activations(seed, static_cast<size_t>(T * cols));
@@ -178,7 +177,7 @@ Case matmul_case(uint32_t seed, DType type, int64_t T, std::vector<int64_t> rows
     std::vector<MatmulPart> parts;
     for (size_t i = 0; i < rows.size(); ++i) {
       MatmulPart& p = parts.emplace_back();
-      p.w = b.device.adopt(data->w[i].matrix());
+      p.w = options.packed ? b.packed(data->w[i].matrix()) : b.device.adopt(data->w[i].matrix());
       p.bias = b.vector(data->bias[i]);
       p.y = b.output(fmt::format("y{}", i), data->y[i]);
       p.y_stride = options.strided ? rows[i] + 5 : 0;
@@ -320,178 +319,17 @@ Case embed_case(uint32_t seed, DType type, int64_t T, int64_t n, bool positions)
   return c;
 }
 
-Case rope_case(uint32_t seed, const RopeShape& s) {
-  struct Data {
-    std::vector<float> q, k, v, inv_freq, q_norm, k_norm;
-    std::vector<int32_t> pos;
-  };
-  std::mt19937 rng(seed);
-  auto data = std::make_shared<Data>();
-  const int64_t d = s.head_dim;
-  data->q = random_normal(rng, static_cast<size_t>(s.T * s.n_head * d));
-  data->k = random_normal(rng, static_cast<size_t>(s.T * s.n_head_kv * d));
-  data->v = random_normal(rng, static_cast<size_t>(s.T * s.n_head_kv * d));
-  for (int64_t i = 0; i < s.n_rot / 2; ++i) {
-    data->inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.n_rot)));
-  }
-  for (int64_t t = 0; t < s.T; ++t) data->pos.push_back(static_cast<int32_t>(s.first_pos + t));
-  if (s.norms) {
-    data->q_norm = random_normal(rng, static_cast<size_t>(d));
-    data->k_norm = random_normal(rng, static_cast<size_t>(d));
-  }
-  Case c;
-  c.name = fmt::format("rope kind {} T={} heads {}/{}x{} rot {}{} seed {}", static_cast<int>(s.kind), s.T, s.n_head,
-                       s.n_head_kv, d, s.n_rot, s.norms ? " norms" : "", seed);
-  c.limits = limits_for(s.T, 1, s.n_head * d);
-  c.limits.n_head = s.n_head;
-  c.limits.n_head_kv = s.n_head_kv;
-  c.limits.head_dim = d;
-  c.limits.max_context = s.n_ctx;
-  // A rotation keeps lengths; the angle may be computed in f32.
-  const auto longest = [&](const std::vector<float>& x, const std::vector<float>& weight) {
-    double length = 0;  // of a rotated pair
-    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(d)) {
-      double squares = 0, largest = 0;
-      for (size_t i = 0; i < static_cast<size_t>(d); ++i) {
-        squares += static_cast<double>(x[head + i]) * x[head + i];
-        largest = std::max(largest, std::fabs(static_cast<double>(x[head + i]) * (s.norms ? weight[i] : 1.0f)));
-      }
-      length =
-          std::max(length, std::sqrt(2.0) * largest / (s.norms ? std::sqrt(squares / static_cast<double>(d)) : 1.0));
-    }
-    return length;
-  };
-  const double norm_q = longest(data->q, data->q_norm), norm_k = longest(data->k, data->k_norm);
-  const double angle =
-      static_cast<double>(s.first_pos + s.T) * 2 * kUlp + 8 * kUlp + (s.norms ? gamma(d) + 8 * kUlp : 0.0);
-  const auto cache = static_cast<size_t>(s.n_head_kv * s.n_ctx * d);
-  c.tolerance = {std::vector<double>(data->q.size(), norm_q * angle),
-                 std::vector<double>(cache, norm_k * (angle + 2 * kHalfUlp)), std::vector<double>(cache, 0.0)};
-  c.bind = [data, s](Bound& b) -> std::function<void()> {
-    RopeKvArgs a;
-    a.n_head = s.n_head;
-    a.n_head_kv = s.n_head_kv;
-    a.head_dim = s.head_dim;
-    a.rope = s.kind;
-    a.n_rot = s.kind == RopeKind::none ? 0 : s.n_rot;
-    a.inv_freq = b.input(data->inv_freq);
-    a.attention_factor = 1.0f;
-    a.q_norm = b.vector(data->q_norm);
-    a.k_norm = b.vector(data->k_norm);
-    a.pos = b.input(data->pos);
-    a.n_ctx = s.n_ctx;
-    a.q = b.output("q", data->q);
-    const std::vector<f16_t> empty(static_cast<size_t>(s.n_head_kv * s.n_ctx * s.head_dim), f32_to_f16(0.5f));
-    a.k_cache = b.output_f16("k_cache", empty);
-    a.v_cache = b.output_f16("v_cache", empty);
-    const float* k = b.input(data->k);
-    a.k = static_cast<float*>(b.scratch(data->k.size() * sizeof(float)));
-    a.v = b.input(data->v);
-    return [&device = b.device, data, a, k, T = s.T]() mutable {
-      device.upload(a.k, data->k.data(), data->k.size() * sizeof(float));
-      device.rope_kv(a, T);
-    };
-  };
-  return c;
-}
-
-Case attention_case(uint32_t seed, const AttentionShape& s) {
-  struct Data {
-    std::vector<float> q;
-    std::vector<f16_t> k, v;
-    std::vector<int32_t> pos;
-  };
-  std::mt19937 rng(seed);
-  auto data = std::make_shared<Data>();
-  const int64_t d = s.head_dim, group = s.n_head / s.n_head_kv, last = s.first_pos + s.T;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-  data->q = random_normal(rng, static_cast<size_t>(s.T * s.n_head * d));
-  // Positions that are not written yet hold NaN: nothing may come of them.
-  const auto cache = [&] {
-    std::vector<f16_t> c(static_cast<size_t>(s.n_head_kv * s.n_ctx * d), f16_t{0x7E00});
-    for (int64_t h = 0; h < s.n_head_kv; ++h) {
-      const std::vector<float> x = random_normal(rng, static_cast<size_t>(last * d));
-      std::transform(x.begin(), x.end(), c.begin() + h * s.n_ctx * d, f32_to_f16);
-    }
-    return c;
-  };
-  data->k = cache();
-  data->v = cache();
-  for (int64_t t = 0; t < s.T; ++t) data->pos.push_back(static_cast<int32_t>(s.first_pos + t));
-  Case c;
-  c.name = fmt::format("attention T={} from {} heads {}/{}x{} ctx {} window {} seed {}", s.T, s.first_pos, s.n_head,
-                       s.n_head_kv, d, s.n_ctx, s.window, seed);
-  c.limits = limits_for(s.T, 1, s.n_head * d);
-  c.limits.n_head = s.n_head;
-  c.limits.n_head_kv = s.n_head_kv;
-  c.limits.head_dim = d;
-  c.limits.max_context = s.n_ctx;
-  std::vector<double> tolerance;
-  for (int64_t t = 0; t < s.T; ++t) {
-    const int64_t pos = s.first_pos + t, first = s.window > 0 ? std::max<int64_t>(0, pos - s.window + 1) : 0;
-    for (int64_t h = 0; h < s.n_head; ++h) {
-      const float* q = data->q.data() + (t * s.n_head + h) * d;
-      const int64_t base = h / group * s.n_ctx * d;
-      std::vector<double> p;
-      double score_error = 0, max = -1e300, total = 0;
-      for (int64_t j = first; j <= pos; ++j) {
-        Sum sum;
-        for (int64_t i = 0; i < d; ++i) {
-          const double product =
-              static_cast<double>(q[i]) * f16_to_f32(data->k[static_cast<size_t>(base + j * d + i)]) * scale;
-          sum.value += product;
-          sum.magnitude += std::fabs(product);
-        }
-        score_error = std::max(score_error, sum.error(d) + 2 * kUlp * std::fabs(sum.value));
-        p.push_back(sum.value);
-        max = std::max(max, sum.value);
-      }
-      for (double& x : p) total += x = std::exp(x - max);
-      for (int64_t i = 0; i < d; ++i) {
-        double magnitude = 0;
-        for (int64_t j = first; j <= pos; ++j) {
-          magnitude += p[static_cast<size_t>(j - first)] / total *
-                       std::fabs(f16_to_f32(data->v[static_cast<size_t>(base + j * d + i)]));
-        }
-        // exp(s + e) = exp(s) (1 + e); numerator and denominator both; 5e-7 for the exponential itself.
-        tolerance.push_back(magnitude * (2 * (score_error + 5e-7 + gamma(pos - first + 1)) + 8 * kUlp));
-      }
-    }
-  }
-  c.tolerance = {tolerance};
-  c.bytes = static_cast<double>(s.n_head_kv * std::min(last, s.window > 0 ? s.window + s.T - 1 : last) * d * 4);
-  c.flops = 4.0 * static_cast<double>(s.n_head * d) * static_cast<double>(s.T) *
-            (static_cast<double>(s.first_pos) + static_cast<double>(s.T) / 2);
-  c.bind = [data, s, scale](Bound& b) -> std::function<void()> {
-    AttentionArgs a;
-    a.q = b.input(data->q);
-    a.q_stride = s.n_head * s.head_dim;
-    a.k_cache = b.input(data->k);
-    a.v_cache = b.input(data->v);
-    a.n_ctx = s.n_ctx;
-    a.n_head = s.n_head;
-    a.n_head_kv = s.n_head_kv;
-    a.head_dim = s.head_dim;
-    a.scale = scale;
-    a.window = s.window;
-    a.pos = b.input(data->pos);
-    a.max_kv = s.first_pos + s.T;
-    const Act out{b.output("out", poison(data->q.size())), nullptr};
-    return [&device = b.device, data, a, T = s.T, out] { device.attention(a, T, out); };
-  };
-  return c;
-}
-
-Case argmax_case(const std::vector<float>& logits, const std::string& what) {
+Case argmax_case(const std::vector<float>& logits, const std::string& what, int64_t T) {
   auto data = std::make_shared<std::vector<float>>(logits);
+  const int64_t n = std::ssize(logits) / T;
   Case c;
-  c.name = "argmax " + what;
-  c.limits = limits_for(1, std::ssize(logits), 32);
-  c.tolerance = {{0.0}};
-  c.bind = [data](Bound& b) -> std::function<void()> {
+  c.name = fmt::format("argmax {} T={}", what, T);
+  c.limits = limits_for(T, n, 32);
+  c.tolerance.emplace_back(static_cast<size_t>(T), 0.0);
+  c.bind = [data, n, T](Bound& b) -> std::function<void()> {
     const float* x = b.input(*data);
-    int32_t* id = b.output_ids("id", 1);
-    return [&device = b.device, data, x, id] { device.argmax(x, std::ssize(*data), id); };
+    int32_t* ids = b.output_ids("ids", static_cast<size_t>(T));
+    return [&device = b.device, data, n, T, x, ids] { device.argmax(x, n, T, ids); };
   };
   return c;
 }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/hand_off.h"
+#include "core/sparse_ffn.h"
 
 namespace hearth::test {
 
@@ -31,6 +33,11 @@ class Bound {
   // Activations with exactly these values on every device, and their 8-bit form. Values must be representable in f16; n
   // a multiple of 32. (Attention over a single position returns its value row as it is, and quantises it.)
   Act activations(const std::vector<float>& x, int64_t T, int64_t n);
+  // The matrix in the device's own layout, where it has one.
+  Matrix packed(const Matrix& host) {
+    const size_t bytes = device.packed_bytes(host);
+    return bytes == 0 ? device.adopt(host) : device.pack(host, static_cast<std::byte*>(scratch(bytes)));
+  }
   void* scratch(size_t bytes) { return buffers_.emplace_back(device.allocate(bytes, Purpose::activations)).as<void>(); }
 
   void reset();  // writes the initial values and the guards
@@ -85,6 +92,7 @@ std::vector<float> random_activations(uint32_t seed, size_t n);
 
 struct MatmulOptions {
   bool bias = false, accumulate = false, strided = false;
+  bool packed = false;  // weights in the device's own layout, where it has one
 };
 Case matmul_case(uint32_t seed, DType type, int64_t T, std::vector<int64_t> rows, int64_t cols,
                  MatmulOptions options = {});
@@ -93,15 +101,19 @@ Case quantize_case(uint32_t seed, int64_t T,
                    int64_t n);  // norm's 8-bit companion, read back through an identity matrix
 Case embed_case(uint32_t seed, DType type, int64_t T, int64_t n, bool positions);
 
-struct RopeShape {
-  RopeKind kind = RopeKind::neox;
-  int64_t T = 1, n_head = 4, n_head_kv = 2, head_dim = 64, n_rot = 64, n_ctx = 64, first_pos = 5;
-  bool norms = false;
+// Attention over a paged cache: each run is T consecutive tokens of a sequence of its own, from a position on. Pages
+// lie in no order, and what nothing has written yet holds NaN.
+struct AttentionRun {
+  int64_t T = 1, first_pos = 0;
 };
-Case rope_case(uint32_t seed, const RopeShape& shape);
-
 struct AttentionShape {
-  int64_t T = 1, first_pos = 0, n_head = 4, n_head_kv = 2, head_dim = 64, n_ctx = 64, window = 0;
+  std::vector<AttentionRun> runs = {{}};
+  int64_t n_head = 4, n_head_kv = 2, head_dim = 64, window = 0;
+  RopeKind rope = RopeKind::none;
+  int64_t n_rot = 0;
+  bool norms = false;   // of every head of q and k
+  bool forked = false;  // all sequences have the first page in common
+  int64_t T() const;
 };
 Case attention_case(uint32_t seed, const AttentionShape& shape);
 
@@ -114,33 +126,34 @@ struct FfnShape {
   float act_threshold = 0.0f;  // fat_relu's
   // Sparse only:
   bool sparse = false;
-  double density = 0.5;  // share of neurons that are active (by shifting the gate's bias)
+  // Share of neurons that are active (by shifting the gate's bias). Unless it is 0 or 1, each of several tokens has
+  // others.
+  double density = 0.5;
   float threshold = 0.0f;
   enum class Predicted { all, superset, subset, none } predicted = Predicted::all;
-  // The list comes with act(gate) of its neurons, all active, and the shard has no gate rows. Needs a list.
-  bool gate_values = false;
-  // Gate rows behind the shard's own, handed over to a partner whose answer is added in; 0: no partner.
-  int64_t n_handed = 0;
+  bool answered = false;  // a partner gets the input, and its answer is added in; T tokens
 };
 Case ffn_case(uint32_t seed, const FfnShape& shape);
 // The same weights and inputs as the sparse case's, computed by ffn_dense.
 Case dense_twin(uint32_t seed, const FfnShape& sparse);
 
 struct PredictShape {
-  enum class Kind { low_rank, gate_copy, signs } kind = Kind::low_rank;
+  enum class Kind { low_rank, gate_copy } kind = Kind::low_rank;
   DType type = DType::f32;
-  int64_t n = 96, n_embd = 64, rank = 32;
+  int64_t n = 96, n_embd = 64, rank = 32, T = 1;
   bool relu = false, bias = false;  // between the two products
-  double density = 0.3;             // share of the neurons that are predicted
-  int64_t n_first = 0;              // neurons of the first list
+  double density = 0.3;             // share of the neurons that are predicted (of several tokens: unless it is 0 or 1)
+  int64_t n_own = 0, n_linked = 0;  // neurons of either list
   bool hand_off = false;            // the others go into a mailbox
 };
 Case predict_case(uint32_t seed, const PredictShape& shape);
 
 // The same operations at sizes at which only speed is of interest: small repeated weights, no tolerance.
-Case matmul_speed(DType type, int64_t T, int64_t rows, int64_t cols);
+// packed: in the device's own layout, where it has one.
+Case matmul_speed(DType type, int64_t T, int64_t rows, int64_t cols, bool packed = false);
 Case ffn_speed(const FfnShape& shape);
+Case attention_speed(const AttentionShape& shape);
 
-Case argmax_case(const std::vector<float>& logits, const std::string& what);
+Case argmax_case(const std::vector<float>& logits, const std::string& what, int64_t T = 1);  // logits [T][n]
 
 }  // namespace hearth::test

@@ -1,5 +1,5 @@
 #pragma once
-// What the case files share: the error model of f32 arithmetic, and limits for the devices under test.
+// Shared by the case files: the error model of f32 arithmetic, and limits for the devices under test.
 #include <algorithm>
 #include <cmath>
 #include <limits>

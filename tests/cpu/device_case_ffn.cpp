@@ -22,9 +22,8 @@ struct FfnData {
   FfnShape shape;
   Weights gate, up, down;
   std::vector<float> gate_bias, up_bias, y_bias, x, y;
-  std::vector<int32_t> predicted;
-  std::vector<float> gates;   // act(gate) of the predicted, with FfnShape::gate_values
-  std::vector<float> answer;  // the partner's, with FfnShape::n_handed
+  std::vector<std::vector<int32_t>> predicted;  // by token
+  std::vector<float> answer;                    // the partner's [T][n_embd], with FfnShape::answered
 };
 
 double activate(const FfnShape& s, double z) {
@@ -115,11 +114,12 @@ bool ffn_tolerance(const FfnData& d, std::vector<double>& tolerance) {
   tolerance.assign(d.y.size(), 0.0);
   for (int64_t t = 0; t < s.T; ++t) {
     const std::vector<double> x = seen(d.x, t, n_embd, d.gate.type);
+    const std::vector<int32_t>& predicted = d.predicted[static_cast<size_t>(t)];
     std::vector<Value> values(static_cast<size_t>(s.n));
     for (int64_t k = 0; k < s.n; ++k) {
       Value& v = values[static_cast<size_t>(k)] = neuron(d, k, x, x);
       const bool computed =
-          s.predicted == FfnShape::Predicted::all || std::binary_search(d.predicted.begin(), d.predicted.end(), k);
+          s.predicted == FfnShape::Predicted::all || std::binary_search(predicted.begin(), predicted.end(), k);
       if (v.doubtful && computed) return false;
       if (s.sparse && (!computed || !v.active)) v = {};
     }
@@ -136,7 +136,7 @@ bool ffn_tolerance(const FfnData& d, std::vector<double>& tolerance) {
       }
       const auto at = static_cast<size_t>(t * n_embd + i);
       const double other = std::fabs(d.y[at]) + (d.y_bias.empty() ? 0.0 : std::fabs(d.y_bias[static_cast<size_t>(i)])) +
-                           (d.answer.empty() ? 0.0 : std::fabs(d.answer[static_cast<size_t>(i)]));
+                           (d.answer.empty() ? 0.0 : std::fabs(d.answer[at]));
       // The partial sums, at most 64, are added to what is there one after the other.
       tolerance[at] =
           error + sum.error(s.n) + std::min(64.0, static_cast<double>(s.n) / 16 + 4) * kUlp * (other + sum.magnitude);
@@ -149,7 +149,7 @@ std::shared_ptr<FfnData> ffn_data(uint32_t seed, const FfnShape& s) {
   auto d = std::make_shared<FfnData>();
   std::mt19937 rng(seed);
   d->shape = s;
-  d->gate = random_weights(rng(), s.type, s.n + s.n_handed, s.n_embd);
+  d->gate = random_weights(rng(), s.type, s.n, s.n_embd);
   if (s.gated) d->up = random_weights(rng(), s.type, s.n, s.n_embd);
   d->down = random_weights(rng(), s.type, s.transposed ? s.n : s.n_embd, s.transposed ? s.n_embd : s.n);
   d->x = random_activations(rng(), static_cast<size_t>(s.T * s.n_embd));
@@ -160,89 +160,63 @@ std::shared_ptr<FfnData> ffn_data(uint32_t seed, const FfnShape& s) {
   }
   const auto draw = [&](double p) { return std::bernoulli_distribution(p)(rng); };
   if (s.sparse) {
-    // Gates of length |x| sqrt(n_embd): a bias three times as large decides which neurons are active.
+    // Gates of length |x| sqrt(n_embd): a bias three times as large decides which neurons are active. Without any, that
+    // is each token's own.
     const float large = 4.0f * std::sqrt(static_cast<float>(s.n_embd));
-    for (int64_t k = 0; k < s.n + s.n_handed; ++k) d->gate_bias.push_back(draw(s.density) ? large : -large);
-    for (int32_t k = 0; k < s.n; ++k) {
-      const bool active = d->gate_bias[static_cast<size_t>(k)] > 0;
-      const bool listed = s.gate_values                                  ? active
-                          : s.predicted == FfnShape::Predicted::superset ? active || draw(0.3)
-                          : s.predicted == FfnShape::Predicted::subset   ? draw(0.5)
-                                                                         : false;
-      if (listed) d->predicted.push_back(k);
+    const bool apart = s.T > 1 && s.density > 0 && s.density < 1;
+    for (int64_t k = 0; k < s.n; ++k) {
+      const bool own = apart && draw(std::min(s.density, 1 - s.density));
+      d->gate_bias.push_back(own ? 0.0f : draw(s.density) ? large : -large);
     }
   } else if (s.biases) {
     d->gate_bias = random_normal(rng, static_cast<size_t>(s.n));
   }
-  if (s.gate_values) {
-    const std::vector<double> x = seen(d->x, 0, s.n_embd, s.type);
-    for (const int32_t k : d->predicted) d->gates.push_back(static_cast<float>(gate_of(*d, k, x).value));
+  for (int64_t t = 0; t < s.T; ++t) {
+    std::vector<int32_t>& listed = d->predicted.emplace_back();
+    const std::vector<double> x = seen(d->x, t, s.n_embd, s.type);
+    for (int32_t k = 0; s.sparse && k < s.n; ++k) {
+      const bool is_listed = s.predicted == FfnShape::Predicted::superset ? gate_of(*d, k, x).active || draw(0.3)
+                             : s.predicted == FfnShape::Predicted::subset ? t != 1 && draw(0.5)
+                                                                          : false;
+      if (is_listed) listed.push_back(k);
+    }
   }
-  if (s.n_handed > 0) d->answer = random_normal(rng, static_cast<size_t>(s.n_embd), 10.0f);
+  if (s.answered) d->answer = random_normal(rng, static_cast<size_t>(s.T * s.n_embd), 10.0f);
   return d;
 }
 
-// What the partner gets, as outputs of the case, and what it answers.
+// The vector that the partner gets, as an output of the case, and its answer.
 struct Partner {
   std::shared_ptr<FfnData> data;
   std::shared_ptr<Mailbox> mailbox;
-  float *x, *values;
-  int32_t *ids, *n;
+  float* x;
 
   Partner(const std::shared_ptr<FfnData>& d, Bound& b)
       : data(d),
-        mailbox(b.device.open_mailbox(d->shape.n_embd, d->shape.n_handed)),
-        x(b.output("handed_x", poison(d->answer.size()))),
-        values(b.output("handed_values", poison(static_cast<size_t>(d->shape.n_handed)))),
-        ids(b.output_ids("handed_ids", static_cast<size_t>(d->shape.n_handed))),
-        n(b.output_ids("n_handed", 1)) {}
-
-  void serve(std::vector<float>& got_x, std::vector<int32_t>& got_ids, std::vector<float>& got_values) const {
-    const MailboxRequest r = mailbox->wait_request();
-    got_x.assign(r.x, r.x + data->answer.size());
-    got_ids.assign(r.ids, r.ids + *r.n_ids);
-    got_values.assign(r.values, r.values + *r.n_ids);
-    std::copy(data->answer.begin(), data->answer.end(), mailbox->answer_buffer());
-    mailbox->publish(0, std::ssize(data->answer));
-    mailbox->answer();
-  }
+        mailbox(b.device.hand_offs()->open_mailbox(std::ssize(d->answer), 1)),
+        x(b.output("handed_x", poison(d->answer.size()))) {}
 
   // Runs `operation`, which posts and collects.
   void during(Device& device, const std::function<void()>& operation) const {
-    std::vector<float> got_x, got_values;
-    std::vector<int32_t> got_ids;
-    std::thread cpu([&] { serve(got_x, got_ids, got_values); });
+    std::vector<float> got;
+    std::thread cpu([&] {
+      const float* handed = mailbox->wait_input();
+      got.assign(handed, handed + data->answer.size());
+      std::copy(data->answer.begin(), data->answer.end(), mailbox->answer_buffer());
+      mailbox->publish(0, std::ssize(data->answer));
+      mailbox->answer();
+    });
     operation();
     device.synchronize();
     cpu.join();
-    const auto count = static_cast<int32_t>(got_ids.size());
-    device.upload(x, got_x.data(), got_x.size() * sizeof(float));
-    device.upload(ids, got_ids.data(), got_ids.size() * sizeof(int32_t));
-    device.upload(values, got_values.data(), got_values.size() * sizeof(float));
-    device.upload(n, &count, sizeof count);
+    device.upload(x, got.data(), got.size() * sizeof(float));
   }
 };
-
-// The errors that the outputs of Partner may have; false when rounding decides what is handed over.
-bool add_partner_tolerance(const FfnData& d, std::vector<std::vector<double>>& tolerance) {
-  const FfnShape& s = d.shape;
-  const std::vector<double> x = seen(d.x, 0, s.n_embd, s.type);
-  std::vector<double> errors;
-  for (int64_t k = s.n; k < s.n + s.n_handed; ++k) {
-    const Value gate = gate_of(d, k, x);
-    if (gate.doubtful) return false;
-    if (gate.active) errors.push_back(gate.error);
-  }
-  errors.resize(static_cast<size_t>(s.n_handed));
-  const std::vector<double> exact(static_cast<size_t>(s.n_handed));
-  tolerance.insert(tolerance.end(), {std::vector<double>(d.answer.size()), errors, exact, {0.0}});
-  return true;
-}
 
 std::function<void()> bind_ffn(const std::shared_ptr<FfnData>& d, Bound& b, bool dense) {
   const FfnShape& s = d->shape;
   FfnShard shard;
-  if (dense || !s.gate_values) shard.gate = b.device.adopt(d->gate.matrix());
+  shard.gate = b.device.adopt(d->gate.matrix());
   if (d->up) shard.up = b.device.adopt(d->up.matrix());
   (s.transposed ? shard.down_t : shard.down) = b.device.adopt(d->down.matrix());
   shard.gate_bias = b.vector(d->gate_bias);
@@ -253,56 +227,65 @@ std::function<void()> bind_ffn(const std::shared_ptr<FfnData>& d, Bound& b, bool
   const Act in = s.n_embd % 32 == 0 ? b.activations(d->x, s.T, s.n_embd) : Act{b.input(d->x), nullptr};
   const Vector y_bias = b.vector(d->y_bias);
   float* y = b.output("y", d->y);
-  if (dense)
-    return [&device = b.device, d, shard, in, y_bias, y] { device.ffn_dense(shard, in, d->shape.T, y_bias, y); };
+  if (dense) {
+    return
+        [&device = b.device, d, shard, in, y_bias, y] { device.ffn_dense(shard, in, d->shape.T, y_bias, y, nullptr); };
+  }
   SparseArgs sparse;
   sparse.threshold = s.threshold;
   if (s.predicted != FfnShape::Predicted::all) {
-    std::vector<int32_t> ids = d->predicted;
-    ids.resize(static_cast<size_t>(s.n));
-    sparse.predicted = b.input(ids);
-    sparse.n_predicted = b.input(std::vector<int32_t>{static_cast<int32_t>(d->predicted.size())});
+    const int64_t stride = s.n + 3;
+    std::vector<int32_t> ids(static_cast<size_t>(s.T * stride), -1), counts;
+    for (int64_t t = 0; t < s.T; ++t) {
+      const std::vector<int32_t>& listed = d->predicted[static_cast<size_t>(t)];
+      std::copy(listed.begin(), listed.end(), ids.begin() + t * stride);
+      counts.push_back(static_cast<int32_t>(listed.size()));
+    }
+    sparse.candidates = NeuronLists{b.input(ids), b.input(counts), stride};
   }
-  if (s.gate_values) sparse.gate_values = b.input(d->gates);
-  sparse.active_ids = b.output_ids("active_ids", static_cast<size_t>(s.n));
-  sparse.n_active = b.output_ids("n_active", 1);
-  if (s.n_handed == 0)
-    return [&device = b.device, d, shard, sparse, in, y_bias, y] { device.ffn_sparse(shard, sparse, in, y_bias, y); };
+  sparse.n_active = b.output_ids("n_active", static_cast<size_t>(s.T));
+  SparseFfn* const ffn = b.device.sparse_ffn();
+  if (!s.answered)
+    return
+        [ffn, d, shard, sparse, in, y_bias, y] { ffn->ffn_sparse(shard, sparse, in, d->shape.T, y_bias, y, nullptr); };
   const Partner partner(d, b);
-  sparse.hand_off = {partner.mailbox.get(), in.x, s.n_embd};
   sparse.collect = partner.mailbox.get();
-  return [&device = b.device, partner, shard, sparse, in, y_bias, y] {
-    partner.during(device, [&] { device.ffn_sparse(shard, sparse, in, y_bias, y); });
+  return [&device = b.device, ffn, d, partner, shard, sparse, in, y_bias, y] {
+    partner.during(device, [&] {
+      device.hand_offs()->post(*partner.mailbox, in.x, std::ssize(d->answer));
+      ffn->ffn_sparse(shard, sparse, in, d->shape.T, y_bias, y, nullptr);
+    });
   };
+}
+
+// The data of the first seed from `seed` on with which no neuron's fate hangs on rounding; changes `seed` to that.
+std::shared_ptr<FfnData> clear_data(uint32_t& seed, const FfnShape& s, std::vector<double>& tolerance) {
+  for (;; ++seed) {
+    auto data = ffn_data(seed, s);
+    if (ffn_tolerance(*data, tolerance)) return data;
+  }
 }
 
 }  // namespace
 
 Case ffn_case(uint32_t seed, const FfnShape& s) {
   Case c;
-  std::shared_ptr<FfnData> data;
   std::vector<double> tolerance;
-  std::vector<std::vector<double>> handed;
-  do {
-    data = ffn_data(seed++, s);
-    handed.clear();
-  } while (!ffn_tolerance(*data, tolerance) || (s.n_handed > 0 && !add_partner_tolerance(*data, handed)));
-  c.name = fmt::format(
-      "ffn {}{} n={} n_embd={} T={} act {}{}{}{}{} density {} threshold {} predicted {}{} handed {} seed {}",
-      traits(s.type).name, s.sparse ? " sparse" : "", s.n, s.n_embd, s.T, static_cast<int>(s.act),
-      s.gated ? " gated" : "", s.up_relu ? " up_relu" : "", s.biases ? " biases" : "",
-      s.transposed ? " down_t" : " down", s.density, s.threshold, static_cast<int>(s.predicted),
-      s.gate_values ? " values" : "", s.n_handed, seed - 1);
+  const std::shared_ptr<FfnData> data = clear_data(seed, s, tolerance);
+  c.name = fmt::format("ffn {}{} n={} n_embd={} T={} act {}{}{}{}{} density {} threshold {} predicted {}{} seed {}",
+                       traits(s.type).name, s.sparse ? " sparse" : "", s.n, s.n_embd, s.T, static_cast<int>(s.act),
+                       s.gated ? " gated" : "", s.up_relu ? " up_relu" : "", s.biases ? " biases" : "",
+                       s.transposed ? " down_t" : " down", s.density, s.threshold, static_cast<int>(s.predicted),
+                       s.answered ? " answered" : "", seed);
   c.limits = limits_for(s.T, std::max(s.n, s.n_embd), std::max(s.n, s.n_embd));
   c.limits.n_embd = s.n_embd;
-  c.limits.n_ff = std::max(s.n, s.n_handed);
+  c.limits.n_ff = s.n;
   c.limits.quantized_weights = is_quantized(s.type);
   c.limits.n_head = c.limits.n_head_kv = std::max<int64_t>(1, s.n_embd / 32);
   c.tolerance = {tolerance};
   if (s.sparse) {
-    c.tolerance.emplace_back(static_cast<size_t>(s.n), 0.0);
-    c.tolerance.push_back({0.0});
-    c.tolerance.insert(c.tolerance.end(), handed.begin(), handed.end());
+    c.tolerance.emplace_back(static_cast<size_t>(s.T), 0.0);
+    if (s.answered) c.tolerance.emplace_back(data->answer.size(), 0.0);
   }
   // `down` quantised: a flipped rounding of one value is a whole step.
   if (!s.transposed && is_quantized(s.type)) c.vacuous = 0.5;
@@ -317,7 +300,8 @@ Case dense_twin(uint32_t seed, const FfnShape& sparse) {
   Case c = ffn_case(seed, sparse);
   c.name += " (dense)";
   c.tolerance.resize(1);
-  c.bind = [data = ffn_data(seed, sparse)](Bound& b) { return bind_ffn(data, b, true); };
+  std::vector<double> tolerance;
+  c.bind = [data = clear_data(seed, sparse, tolerance)](Bound& b) { return bind_ffn(data, b, true); };
   return c;
 }
 
@@ -369,6 +353,7 @@ Case ffn_speed(const FfnShape& s) {
   d->down = repeated_weights(s.type, s.transposed ? s.n : s.n_embd, s.transposed ? s.n_embd : s.n);
   d->x = random_activations(1, static_cast<size_t>(s.T * s.n_embd));
   d->y.resize(d->x.size());
+  d->predicted.resize(static_cast<size_t>(s.T));
   std::bernoulli_distribution active(std::max(0.0, s.density));
   for (int64_t k = 0; s.sparse && k < s.n; ++k) d->gate_bias.push_back(active(rng) ? 1e4f : -1e4f);
   Case c;

@@ -113,6 +113,8 @@ TEST_P(EveryType, Matmul) {
     check(matmul_case(rng(), GetParam(), T, {37, 1, 130}, random_cols(rng, GetParam(), 200),
                       {.bias = true, .strided = true}));
     check(matmul_case(rng(), GetParam(), T, {64}, 544, {.bias = true, .accumulate = true}));
+    check(matmul_case(rng(), GetParam(), T, {37, 1, 130}, random_cols(rng, GetParam(), 700),
+                      {.bias = true, .accumulate = true, .packed = true}));
   }
   check(matmul_case(rng(), GetParam(), kManyTokens, {70, 3}, 352, {.bias = true, .strided = true}));
   check(matmul_case(rng(), GetParam(), kManyTokens, {33}, 288, {.accumulate = true}));
@@ -156,6 +158,7 @@ TEST_P(EveryType, FfnDense) {
 TEST_P(EveryType, FfnSparse) {
   using Predicted = FfnShape::Predicted;
   std::mt19937 rng(14);
+  int64_t T = 0;
   for (const double density : {0.0, 0.03, 0.1, 0.6, 1.0}) {
     for (const Predicted predicted : {Predicted::all, Predicted::superset, Predicted::subset, Predicted::none}) {
       FfnShape s{.type = GetParam(),
@@ -174,12 +177,22 @@ TEST_P(EveryType, FfnSparse) {
       s.act = Activation::silu;
       s.threshold = 0.2f;
       check(ffn_case(rng(), s));
+      // The same with several tokens.
+      s.n = random_int(rng, 1, 700);
+      s.T = T++ % (kFewTokens - 1) + 2;
+      check(ffn_case(rng(), s));
+      s.act = Activation::relu;
+      s.threshold = 0.0f;
+      s.up_relu = true;
+      check(ffn_case(rng(), s));
+      s.biases = s.gated = s.up_relu = false;
+      check(ffn_case(rng(), s));
     }
   }
 }
 
-// Gates that come with the list, and gates that are handed over.
-TEST_P(EveryType, FfnSparseExchanges) {
+// A partner's answer is added in the same pass.
+TEST_P(EveryType, FfnSparseAddsAnAnswer) {
   std::mt19937 rng(19);
   for (const double density : {0.0, 0.1, 0.6, 1.0}) {
     FfnShape s{.type = GetParam(), .n_embd = random_cols(rng, GetParam(), 200), .sparse = true, .density = density};
@@ -187,15 +200,15 @@ TEST_P(EveryType, FfnSparseExchanges) {
       s.gated = gated;
       s.n = random_int(rng, 1, 700);
       s.predicted = FfnShape::Predicted::superset;
-      s.gate_values = true;
+      s.answered = true;
       s.up_relu = s.biases = gated;
       check(ffn_case(rng(), s));
+      s.T = gated ? 2 : kFewTokens;
+      check(ffn_case(rng(), s));
+      s.T = 1;
       s.act = Activation::fat_relu;
       s.act_threshold = 0.5f;
-      check(ffn_case(rng(), s));
       s.predicted = FfnShape::Predicted::all;
-      s.gate_values = false;
-      s.n_handed = random_int(rng, 1, 300);
       check(ffn_case(rng(), s));
       s.act = Activation::silu;
       s.threshold = 0.2f;
@@ -211,6 +224,13 @@ TEST_P(EveryType, FfnSparseExchanges) {
                            .sparse = true,
                            .density = 1.0,
                            .predicted = FfnShape::Predicted::superset}));
+    check(ffn_case(rng(), {.type = GetParam(),
+                           .n = n,
+                           .n_embd = 64,
+                           .T = 3,
+                           .sparse = true,
+                           .density = 1.0,
+                           .predicted = FfnShape::Predicted::subset}));
   }
   check(ffn_case(rng(), {.type = GetParam(), .n = 20, .n_embd = 2080, .sparse = true}));  // stripes of columns
 }
@@ -218,8 +238,8 @@ TEST_P(EveryType, FfnSparseExchanges) {
 TEST_P(EveryType, Predict) {
   using Kind = PredictShape::Kind;
   std::mt19937 rng(20);
-  for (const Kind kind : {Kind::low_rank, Kind::gate_copy, Kind::signs}) {
-    if (kind == Kind::signs && GetParam() != DType::f32) continue;  // reads no weights
+  int64_t T = 0;
+  for (const Kind kind : {Kind::low_rank, Kind::gate_copy}) {
     for (const double density : {0.0, 0.2, 1.0}) {
       for (const bool hand_off : {false, true}) {
         PredictShape s{.kind = kind, .type = GetParam(), .density = density, .hand_off = hand_off};
@@ -227,12 +247,19 @@ TEST_P(EveryType, Predict) {
         s.n_embd = random_cols(rng, GetParam(), 500);
         s.rank = random_cols(rng, GetParam(), 150);
         s.relu = s.bias = hand_off;
-        for (const int64_t n_first : {int64_t{0}, (s.n + 1) / 2 | 1, s.n}) {
-          s.n_first = std::min(n_first, s.n);
+        const int64_t middle = std::min((s.n + 1) / 2 | 1, s.n);
+        const auto check_with = [&](int64_t n_own, int64_t n_linked) {
+          s.n_own = n_own, s.n_linked = n_linked;
+          s.T = 1;
           check(predict_case(rng(), s));
-        }
+          s.T = T++ % (kFewTokens - 1) + 2;
+          check(predict_case(rng(), s));
+        };
+        for (const int64_t n_own : {int64_t{0}, middle, s.n}) check_with(n_own, hand_off ? 0 : s.n - n_own);
         s.relu = !s.relu;
-        check(predict_case(rng(), s));
+        check_with(s.n, 0);
+        check_with(s.n / 3, s.n / 3);  // the last ones are handed over, or nobody's
+        check_with(0, s.n);
       }
     }
   }
@@ -253,24 +280,46 @@ TEST(Device, Rope) {
   std::mt19937 rng(16);
   for (const int64_t T : kTokens) {
     for (const RopeKind kind : {RopeKind::none, RopeKind::neox, RopeKind::interleaved}) {
-      check(rope_case(rng(), {.kind = kind, .T = T}));
-      check(rope_case(rng(),
-                      {.kind = kind, .T = T, .n_head = 3, .n_head_kv = 3, .head_dim = 20, .n_rot = 12, .norms = true}));
+      check(attention_case(rng(), {.runs = {{T, 5}}, .rope = kind, .n_rot = 64}));
+      const AttentionShape odd{.runs = {{T, 5}, {1, 300}, {2, 126}},
+                               .n_head = 3,
+                               .n_head_kv = 3,
+                               .head_dim = 20,
+                               .rope = kind,
+                               .n_rot = 12,
+                               .norms = true};
+      check(attention_case(rng(), odd));
     }
   }
 }
 
 TEST(Device, Attention) {
   std::mt19937 rng(17);
-  for (const int64_t T : {int64_t{1}, int64_t{2}, int64_t{7}, int64_t{33}, int64_t{130}}) {
-    check(attention_case(rng(), {.T = T, .first_pos = 0, .n_ctx = 140}));
-    check(attention_case(rng(), {.T = T, .first_pos = 300, .n_head = 6, .n_head_kv = 2, .head_dim = 20, .n_ctx = 500}));
-    check(attention_case(
-        rng(), {.T = T, .first_pos = 70, .n_head = 5, .n_head_kv = 5, .head_dim = 80, .n_ctx = 200, .window = 33}));
-    check(
-        attention_case(rng(), {.T = T, .first_pos = 900, .n_head = 8, .n_head_kv = 1, .head_dim = 128, .n_ctx = 1030}));
-    check(attention_case(
-        rng(), {.T = T, .first_pos = 600, .n_head = 2, .n_head_kv = 2, .head_dim = 7, .n_ctx = 800, .window = 550}));
+  const auto check_runs = [&](const std::vector<AttentionRun>& runs) {
+    for (AttentionShape s : {AttentionShape{.n_head = 4, .n_head_kv = 2, .head_dim = 64},
+                             AttentionShape{.n_head = 6, .n_head_kv = 2, .head_dim = 20},
+                             AttentionShape{.n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33},
+                             AttentionShape{.n_head = 8, .n_head_kv = 1, .head_dim = 128},
+                             AttentionShape{.n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}}) {
+      s.runs = runs;
+      check(attention_case(rng(), s));
+    }
+  };
+  // One sequence, from its begin on and later.
+  for (const int64_t T : {1, 2, 7, 8, 9, 33, 130}) {
+    check(attention_case(rng(), {.runs = {{T, 0}}}));
+    check(attention_case(rng(), {.runs = {{T, 300}}, .n_head = 6, .n_head_kv = 2, .head_dim = 20}));
+    check(attention_case(rng(), {.runs = {{T, 70}}, .n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33}));
+    check(attention_case(rng(), {.runs = {{T, 900}}, .n_head = 8, .n_head_kv = 1, .head_dim = 128}));
+    check(attention_case(rng(), {.runs = {{T, 600}}, .n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}));
+  }
+  // Several ones; tokens on both sides of a page's end.
+  check_runs({{1, 0}, {1, 127}, {1, 128}, {1, 255}, {1, 256}, {1, 700}, {1, 5}, {1, 1}});
+  check_runs({{3, 126}, {4, 255}, {1, 600}});
+  check_runs({{1, 600}, {40, 100}, {1, 0}, {64, 64}, {2, 127}});
+  for (const int64_t T : {2, 20}) {
+    check(attention_case(rng(), {.runs = {{T, 128}, {1, 400}, {T, 130}}, .forked = true}));
+    check(attention_case(rng(), {.runs = {{T, 250}, {T, 129}}, .window = 140, .forked = true}));
   }
 }
 
@@ -287,116 +336,39 @@ TEST(Device, Argmax) {
   check(argmax_case({nan, nan}, "no number"));
   check(argmax_case({-inf, -inf}, "no finite number"));
   check(argmax_case({1.0f}, "single"));
+  for (const int64_t T : {2, 8, 20}) {
+    logits = random_normal(rng, static_cast<size_t>(T * 177));
+    for (int64_t t = 0; t < T; ++t) logits[static_cast<size_t>(t * 177 + t % 177)] = t % 3 == 0 ? nan : 9.0f;
+    check(argmax_case(logits, "rows", T));
+  }
 }
 
 // Sparse with threshold 0 loses nothing: it equals dense, on the same device.
 TEST(Device, SparseEqualsDense) {
   ThreadTeam team(2);
+  const auto check_shape = [&](const FfnShape& shape, cpu::Isa isa) {
+    FfnShape s = shape;
+    const Case sparse = ffn_case(21, s);
+    const auto device = cpu::make_device(team, isa);
+    const Results a = run_case(sparse, *device);
+    // The same seed and shape give the same weights; only the operation differs.
+    s.predicted = FfnShape::Predicted::superset;
+    const Results b = run_case(ffn_case(21, s), *device);
+    const Results dense = run_case(dense_twin(21, s), *device);
+    for (size_t i = 0; i < a[0].second.size(); ++i) {
+      ASSERT_EQ(a[0].second[i], b[0].second[i]) << "a superset of the active neurons changes nothing";
+      ASSERT_NEAR(a[0].second[i], dense[0].second[i], 2 * sparse.tolerance[0][i]) << sparse.name;
+    }
+  };
   for (const cpu::Isa isa : cpu::available_isas()) {
     for (const DType type : kTypes) {
       for (const Activation act : {Activation::relu, Activation::relu2}) {
-        FfnShape s{.type = type, .n = 400, .n_embd = 128, .act = act, .sparse = true, .density = 0.2};
-        const Case sparse = ffn_case(21, s);
-        const auto device = cpu::make_device(team, isa);
-        const Results a = run_case(sparse, *device);
-        // The same seed and shape give the same weights; only the operation differs.
-        s.predicted = FfnShape::Predicted::superset;
-        const Results b = run_case(ffn_case(21, s), *device);
-        const Results dense = run_case(dense_twin(21, s), *device);
-        for (size_t i = 0; i < a[0].second.size(); ++i) {
-          ASSERT_EQ(a[0].second[i], b[0].second[i]) << "a superset of the active neurons changes nothing";
-          ASSERT_NEAR(a[0].second[i], dense[0].second[i], 2 * sparse.tolerance[0][i]) << sparse.name;
+        for (const int64_t T : {1, 5}) {
+          check_shape({.type = type, .n = 400, .n_embd = 128, .T = T, .act = act, .sparse = true, .density = 0.2}, isa);
         }
       }
     }
   }
-}
-
-// k of the n numbers from 0 on, ascending.
-std::vector<int32_t> random_subset(std::mt19937& rng, int64_t n, int64_t k) {
-  std::vector<int32_t> all(static_cast<size_t>(n)), some;
-  std::iota(all.begin(), all.end(), 0);
-  std::sample(all.begin(), all.end(), std::back_inserter(some), k, rng);
-  return some;
-}
-
-// Rows that are fetched early, for a list that is more or less the one that comes, and parts of lists that follow the
-// threads' speeds change nothing but the time.
-TEST(Device, FetchedRowsAndLearntPartsGiveTheSameBits) {
-  std::mt19937 rng(77);
-  for (const int n_threads : {1, 2, 3}) {
-    ThreadTeam team(n_threads);
-    const auto device = cpu::make_device(team);
-    for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
-      const int64_t n = 700, n_embd = 320;
-      const Weights gate = random_weights(1, type, n, n_embd), up = random_weights(2, type, n, n_embd),
-                    down = random_weights(3, type, n, n_embd);
-      FfnShard s;
-      s.act = Activation::relu;
-      s.gate = device->adopt(gate.matrix()), s.up = device->adopt(up.matrix()), s.down_t = device->adopt(down.matrix());
-      Limits limits = limits_for(1, n, n_embd);
-      limits.n_ff = n, limits.quantized_weights = true;
-      device->reserve(limits);
-      Bound b(*device);
-      const Act in = b.activations(random_activations(4, static_cast<size_t>(n_embd)), 1, n_embd);
-      for (const int64_t n_listed : {0, 1, 2, 50, 400, 700}) {
-        const std::vector<int32_t> listed = random_subset(rng, n, n_listed);
-        const auto n_predicted = static_cast<int32_t>(listed.size());
-        // `too_late`: the hand-off is there before fetch() has brought any row, its list after fetch_input() has gone
-        // on.
-        const auto sum_of = [&](const std::vector<int32_t>* hinted, bool too_late) {
-          HostMailbox box(1, n);
-          const float x = 0;
-          if (too_late) box.post_input(&x, 1);
-          if (hinted != nullptr) device->fetch(s, *hinted, box);
-          if (too_late) box.wait_input();
-          if (hinted != nullptr) device->fetch_input(s, in, box);
-          std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
-          SparseArgs sparse;
-          sparse.predicted = listed.data(), sparse.n_predicted = &n_predicted;
-          device->ffn_sparse(s, sparse, in, {}, y.data());
-          return y;
-        };
-        const std::vector<float> expected = sum_of(nullptr, false);
-        for (const auto& hinted : {listed, random_subset(rng, n, n_listed), random_subset(rng, n, n / 3), {}}) {
-          ASSERT_EQ(sum_of(&hinted, false), expected) << n_threads << " threads, " << n_listed << " listed";
-          ASSERT_EQ(sum_of(&hinted, true), expected) << n_threads << " threads, " << n_listed << " listed";
-        }
-      }
-    }
-  }
-}
-
-// A list that was fetched is dealt one piece to a thread, however long it is; but not a longer one than scratch holds.
-TEST(Device, AFetchedListMayBeLongerThanScratch) {
-  ThreadTeam team(1);
-  const auto device = cpu::make_device(team);
-  const int64_t n = 40'000, n_embd = 32;
-  const Weights gate = random_weights(1, DType::f16, n, n_embd), up = random_weights(2, DType::f16, n, n_embd),
-                down = random_weights(3, DType::f16, n, n_embd);
-  FfnShard s;
-  s.act = Activation::relu;
-  s.gate = device->adopt(gate.matrix()), s.up = device->adopt(up.matrix()), s.down_t = device->adopt(down.matrix());
-  const std::vector<float> bias(static_cast<size_t>(n), 1e3f);  // all active
-  s.gate_bias = {bias.data(), n};
-  Limits limits = limits_for(1, n, n_embd);
-  limits.n_ff = n;
-  device->reserve(limits);
-  Bound b(*device);
-  const Act in = b.activations(random_activations(4, static_cast<size_t>(n_embd)), 1, n_embd);
-  std::vector<int32_t> all(static_cast<size_t>(n));
-  std::iota(all.begin(), all.end(), 0);
-  const auto count = static_cast<int32_t>(n);
-  const auto sum_of = [&](bool fetched) {
-    const HostMailbox nothing_comes(1, 1);
-    if (fetched) device->fetch(s, all, nothing_comes);
-    std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
-    SparseArgs sparse;
-    sparse.predicted = all.data(), sparse.n_predicted = &count;
-    device->ffn_sparse(s, sparse, in, {}, y.data());
-    return y;
-  };
-  EXPECT_EQ(sum_of(true), sum_of(false));
 }
 
 TEST(Device, BatchEqualsTokenByToken) {

@@ -18,12 +18,12 @@ TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
           for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}}) {
             SCOPED_TRACE(
                 fmt::format("{} transposed {} gated {} T {} n {}", traits(type).name, transposed, gated, T, n));
-            const Input in = make_input(rng, T, n_embd);
+            const TwinAct in = make_input(rng, T, n_embd);
             const TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, gated, transposed);
             const Twin<float> bias(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
             Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * n_embd)));
             run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
-              d.ffn_dense(shard.on(s), in.on(s), T, {bias.on(s), n_embd}, y.on(s));
+              d.ffn_dense(shard.on(s), in.on(s), T, {bias.on(s), n_embd}, y.on(s), nullptr);
             });
             EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound(type, T));
           }
@@ -41,12 +41,12 @@ TEST_F(GpuFfnTest, DenseEveryActivation) {
     for (const bool up_relu : {false, true}) {
       for (const int64_t T : {1, 5}) {
         SCOPED_TRACE(fmt::format("act {} up_relu {} T {}", static_cast<int>(act), up_relu, T));
-        const Input in = make_input(rng, T, n_embd);
+        const TwinAct in = make_input(rng, T, n_embd);
         TwinShard shard(*ref_, *gpu_, rng, DType::f32, n, n_embd, true, true);
         shard.act = act, shard.up_relu = up_relu, shard.biased = up_relu;
         Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * n_embd)));
         run_twins<float>(*ref_, *gpu_, {&y},
-                         [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), T, {}, y.on(s)); });
+                         [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), T, {}, y.on(s), nullptr); });
         EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 4e-6);
       }
     }
@@ -57,10 +57,11 @@ TEST_F(GpuFfnTest, DenseOfVeryFewNeurons) {
   std::mt19937 rng(3);
   for (const int64_t n : {1, 2, 3, 4, 5, 33}) {
     SCOPED_TRACE(n);
-    const Input in = make_input(rng, 1, 64);
+    const TwinAct in = make_input(rng, 1, 64);
     const TwinShard shard(*ref_, *gpu_, rng, DType::f16, n, 64, true, true);
     Twin<float> y(*ref_, *gpu_, random_normal(rng, 64));
-    run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s)); });
+    run_twins<float>(*ref_, *gpu_, {&y},
+                     [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s), nullptr); });
     EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 2e-6);
   }
 }
@@ -73,26 +74,24 @@ class GpuSparseTest : public GpuFfnTest {
                           const std::vector<int32_t>* predicted, double error) {
     constexpr float kMargin = 0.02f;
     const int64_t n = shard.gate.on(kRef).rows;
-    const Input in = make_input(rng, 1, n_embd);
+    const TwinAct in = make_input(rng, 1, n_embd);
     Twin<float> z(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n)));
     const MatmulPart part{.w = shard.gate.on(kRef), .y = z.on(kRef)};
     ref_->matmul({&part, 1}, in.on(kRef), 1);
     std::vector<float> bias;
     for (const float v : z.read(kRef)) bias.push_back(v > threshold ? kMargin : -kMargin);
     shard.gate_bias = Twin<float>(*ref_, *gpu_, bias);
-    const bool some = predicted != nullptr;
-    const Twin<int32_t> ids(*ref_, *gpu_, some ? *predicted : std::vector<int32_t>{0});
-    const Twin<int32_t> count(*ref_, *gpu_, {some ? static_cast<int32_t>(predicted->size()) : 0});
+    TwinLists named(*ref_, *gpu_, 1, n);
+    if (predicted != nullptr) named.write(*ref_, *gpu_, 0, *predicted);
     const Twin<float> y_bias(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
     Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
-    Twin<int32_t> active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n), -1)), n_active(*ref_, *gpu_, {-1});
-    run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
-      const SparseArgs sparse{
-          threshold, some ? ids.on(s) : nullptr, some ? count.on(s) : nullptr, nullptr, active.on(s), n_active.on(s)};
-      d.ffn_sparse(shard.on(s), sparse, in.on(s), {y_bias.on(s), n_embd}, y.on(s));
+    const Twin<int32_t> n_active(*ref_, *gpu_, {-1});
+    run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device&) {
+      SparseArgs sparse{.threshold = threshold, .n_active = n_active.on(s)};
+      if (predicted != nullptr) sparse.candidates = named.on(s);
+      sparse_ffn(s).ffn_sparse(shard.on(s), sparse, in.on(s), 1, {y_bias.on(s), n_embd}, y.on(s), nullptr);
     });
-    ASSERT_EQ(n_active.read(kGpu), n_active.read(kRef));
-    EXPECT_EQ(active.read(kGpu), active.read(kRef));
+    EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
     EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), error);
   }
 };
@@ -185,9 +184,9 @@ TEST_F(GpuSparseTest, RowsThatCannotBeAlignedAreRefused) {
   std::mt19937 rng(10);
   TwinShard shard(*ref_, *gpu_, rng, DType::f16, 64, 66, true, true);
   shard.act = Activation::relu;
-  const Input in = make_input(rng, 1, 66);
+  const TwinAct in = make_input(rng, 1, 66);
   Twin<float> y(*ref_, *gpu_, std::vector<float>(66));
-  EXPECT_THROW(gpu_->ffn_sparse(shard.on(kGpu), {}, in.on(kGpu), {}, y.on(kGpu)), Error);
+  EXPECT_THROW(sparse_ffn(kGpu).ffn_sparse(shard.on(kGpu), {}, in.on(kGpu), 1, {}, y.on(kGpu), nullptr), Error);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ class GpuHandOffTest : public GpuFfnTest {
   // A layer of n_hot neurons on the device and n_cold on the CPU, as the engine runs it: x is what is posted and what
   // the sums are added to.
   struct Layer {
-    Input in;
+    TwinAct in;
     TwinShard shard;
     Twin<float> x;
     int64_t n_embd;
@@ -32,15 +32,11 @@ class GpuHandOffTest : public GpuFfnTest {
   static void expect_same_x(const Layer& layer, double error) {
     EXPECT_LE(relative_error(layer.x.read(kGpu), layer.x.read(kRef)), error);
   }
-  static void expect_received(const std::vector<Received>& gpu, const std::vector<Received>& ref, bool values,
-                              double error) {
+  static void expect_received(const std::vector<Received>& gpu, const std::vector<Received>& ref, double error) {
     ASSERT_EQ(gpu.size(), ref.size());
     for (size_t i = 0; i < gpu.size(); ++i) {
       ASSERT_EQ(gpu[i].ids, ref[i].ids) << i;
       EXPECT_LE(relative_error(gpu[i].x, ref[i].x), error) << i;
-      if (values) {
-        EXPECT_LE(relative_error(gpu[i].values, ref[i].values), error) << i;
-      }
     }
   }
 };
@@ -52,13 +48,13 @@ TEST_F(GpuHandOffTest, PostAndCollect) {
     Twin<float> x(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n)));
     std::vector<std::vector<Received>> got;
     for (const int s : {kRef, kGpu}) {
-      const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
-      Server server(*mailbox, n, 3);
-      for (int i = 0; i < 3; ++i) device(s).post(*mailbox, x.on(s), n), device(s).collect(*mailbox, x.on(s), n);
+      const auto mailbox = hand_offs(s).open_mailbox(kCapacity, kMaxIds);
+      Server server(*mailbox, n, 3, 1, Server::Brings::x);
+      for (int i = 0; i < 3; ++i) hand_offs(s).post(*mailbox, x.on(s), n), hand_offs(s).collect(*mailbox, x.on(s), n);
       device(s).synchronize();
       got.push_back(server.received());
     }
-    expect_received(got[kGpu], got[kRef], false, 1e-6);
+    expect_received(got[kGpu], got[kRef], 1e-6);
     EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 1e-6);
   }
 }
@@ -74,29 +70,23 @@ TEST_F(GpuHandOffTest, PredictedNeuronsOfBothDevices) {
         l.shard.keep_gates_from_zero(l.in.on(kRef));
         const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
                               density);
-        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
-            counts(*ref_, *gpu_, std::vector<int32_t>(2));
+        const TwinLists own(*ref_, *gpu_, 1, n);
+        const Twin<int32_t> n_active(*ref_, *gpu_, {-1});
         std::vector<std::vector<Received>> got;
         for (const int s : {kRef, kGpu}) {
-          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          const auto mailbox = hand_offs(s).open_mailbox(kCapacity, kMaxIds);
           Server server(*mailbox, n_embd, 2);
           for (int i = 0; i < 2; ++i) {
-            device(s).predict(p.on(s), l.in.on(s),
-                              {.n_first = n,
-                               .first = {ids.on(s), counts.on(s)},
-                               .rest = {},
-                               .hand_off = {mailbox.get(), l.x.on(s), n_embd}});
-            SparseArgs sparse;
-            sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
-            sparse.collect = mailbox.get();
-            device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, l.x.on(s));
+            sparse_ffn(s).predict(p.on(s), l.in.on(s), 1, {n, own.on(s), 0, {}, {mailbox.get(), l.x.on(s), n_embd}});
+            const SparseArgs sparse{.candidates = own.on(s), .n_active = n_active.on(s), .collect = mailbox.get()};
+            sparse_ffn(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), 1, {}, l.x.on(s), nullptr);
           }
           device(s).synchronize();
           got.push_back(server.received());
         }
         for (const Received& r : got[kGpu]) EXPECT_EQ(r.ids, p.named(n, n + n_cold));
-        EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
-        expect_received(got[kGpu], got[kRef], false, 2 * bound(type, 1));
+        EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
+        expect_received(got[kGpu], got[kRef], 2 * bound(type, 1));
         expect_same_x(l, 2 * bound(type, 1));
       }
     }
@@ -118,7 +108,7 @@ TEST_F(GpuHandOffTest, Hints) {
         std::vector<int32_t> expected = p.named(n, n + n_cold);
         std::erase_if(expected, [&, linked = n_linked](int32_t id) { return id < linked; });
         for (const int s : {kRef, kGpu}) {
-          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          const auto mailbox = hand_offs(s).open_mailbox(kCapacity, kMaxIds);
           const auto marks = MailboxMarks::of(n + n_cold, n, static_cast<int32_t>(n + n_linked));
           std::vector<std::vector<int32_t>> hinted;
           std::atomic<int> n_taken = 0;
@@ -137,9 +127,9 @@ TEST_F(GpuHandOffTest, Hints) {
             // The next hand-off may overtake hints that the CPU has not taken in time; here it must not.
             if (i > 0) device(s).synchronize();
             while (n_taken < std::min(i, 2)) std::this_thread::yield();
-            device(s).post(*mailbox, l.x.on(s), n_embd);
-            if (i < 2) device(s).hint(p.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
-            device(s).collect(*mailbox, l.x.on(s), n_embd);
+            hand_offs(s).post(*mailbox, l.x.on(s), n_embd);
+            if (i < 2) hand_offs(s).hint(p.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
+            hand_offs(s).collect(*mailbox, l.x.on(s), n_embd);
           }
           device(s).synchronize();
           cpu.join();
@@ -172,30 +162,22 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         // Whose hints pass beside the neurons that are read over the link.
         const TwinPredictor next(*ref_, *gpu_, rng, {n + n_cold, n_embd, n_linked == 700 ? 1024 : 64, type, type},
                                  l.in.on(kRef), density);
-        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))),
-            linked_ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n_linked))),
-            counts(*ref_, *gpu_, std::vector<int32_t>(4));
+        const TwinLists own(*ref_, *gpu_, 1, n), far_lists(*ref_, *gpu_, 1, n_linked);
+        const Twin<int32_t> n_active(*ref_, *gpu_, {-1, -1});
         std::vector<std::vector<Received>> got;
         for (const int s : {kRef, kGpu}) {
-          const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
+          const auto mailbox = hand_offs(s).open_mailbox(kCapacity, kMaxIds);
           Server server(*mailbox, n_embd, 4);
-          ASSERT_TRUE(device(s).can_link(pinned.shard()));
-          const LinkedNeurons far{device(s).link(pinned.shard(), pinned.link_memory()),
-                                  {linked_ids.on(s), counts.on(s) + 2},
-                                  counts.on(s) + 3};
+          ASSERT_TRUE(device(s).cold_rows()->can_link(pinned.shard()));
+          const LinkedNeurons far{device(s).cold_rows()->link(pinned.shard(), pinned.link_memory()), far_lists.on(s),
+                                  n_active.on(s) + 1};
           for (int i = 0; i < 4; ++i) {
-            device(s).predict(p.on(s), l.in.on(s),
-                              {.n_first = n,
-                               .first = {ids.on(s), counts.on(s)},
-                               .rest = {},
-                               .hand_off = {mailbox.get(), l.x.on(s), n_embd},
-                               .n_linked = n_linked,
-                               .linked = far.named});
-            if (i > 0) device(s).hint(next.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
-            SparseArgs sparse;
-            sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
-            sparse.collect = mailbox.get(), sparse.linked = &far;
-            device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, l.x.on(s));
+            sparse_ffn(s).predict(p.on(s), l.in.on(s), 1,
+                                  {n, own.on(s), n_linked, far.named, {mailbox.get(), l.x.on(s), n_embd}});
+            if (i > 0) hand_offs(s).hint(next.on(s), l.in.on(s), {mailbox.get(), n, n_linked});
+            SparseArgs sparse{.candidates = own.on(s), .n_active = n_active.on(s), .collect = mailbox.get()};
+            sparse.linked = &far;
+            sparse_ffn(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), 1, {}, l.x.on(s), nullptr);
           }
           device(s).synchronize();
           got.push_back(server.received());
@@ -203,17 +185,16 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         std::vector<int32_t> rest = p.named(n, n + n_cold);
         std::erase_if(rest, [&](int32_t id) { return id < n_linked; });
         for (const Received& r : got[kGpu]) EXPECT_EQ(r.ids, rest);
-        EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
-        expect_received(got[kGpu], got[kRef], false, 2 * bound(type, 1));
+        EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
+        expect_received(got[kGpu], got[kRef], 2 * bound(type, 1));
         expect_same_x(l, 2 * bound(type, 1));
       }
     }
   }
 }
 
-// Without a hand-off the FFN finds the predicted neurons by itself if it comes next. Whatever comes between, the lists
-// are the same, and so are the sums, to the bit.
-TEST_F(GpuHandOffTest, ListsThatNobodyHandsOver) {
+// Without a hand-off. What comes between the prediction and the FFN changes nothing: the same sums, to the bit.
+TEST_F(GpuHandOffTest, NeuronsThatNobodyHandsOver) {
   std::mt19937 rng(38);
   struct Case {
     int64_t n, n_linked, n_embd;
@@ -238,96 +219,37 @@ TEST_F(GpuHandOffTest, ListsThatNobodyHandsOver) {
         const PredictorShape shape{n + n_linked, n_embd, 96, type, type, true, true};
         const TwinPredictor p(*ref_, *gpu_, rng, shape, l.in.on(kRef), density),
             other(*ref_, *gpu_, rng, shape, l.in.on(kRef), 0.3);
-        const auto room = [&](int64_t size) {
-          return Twin<int32_t>(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(size), -1));
-        };
-        const Twin<int32_t> ids = room(n), other_ids = room(n), linked_ids = room(std::max<int64_t>(n_linked, 1)),
-                            other_linked = room(std::max<int64_t>(n_linked, 1)), counts = room(4),
-                            other_counts = room(4);
+        const TwinLists own(*ref_, *gpu_, 1, n), other_own(*ref_, *gpu_, 1, n), far_lists(*ref_, *gpu_, 1, n_linked),
+            other_far(*ref_, *gpu_, 1, n_linked);
+        const Twin<int32_t> n_active(*ref_, *gpu_, {-1, -1});
         const std::vector<float> start = random_normal(rng, static_cast<size_t>(n_embd));
-        const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds + 8192);
+        const auto mailbox = hand_offs(kGpu).open_mailbox(kCapacity, kMaxIds + 8192);
         const auto run = [&](int s, auto&& between) {
           const Twin<float> y(*ref_, *gpu_, start);
-          const LinkedNeurons far{device(s).link(pinned.shard(), pinned.link_memory()),
-                                  {linked_ids.on(s), counts.on(s) + 2},
-                                  counts.on(s) + 3};
-          PredictArgs args{.n_first = n, .first = {ids.on(s), counts.on(s)}, .rest = {}, .hand_off = {}};
-          if (n_linked > 0) args.n_linked = n_linked, args.linked = far.named;
-          device(s).predict(p.on(s), l.in.on(s), args);
+          const LinkedNeurons far{device(s).cold_rows()->link(pinned.shard(), pinned.link_memory()), far_lists.on(s),
+                                  n_active.on(s) + 1};
+          sparse_ffn(s).predict(p.on(s), l.in.on(s), 1, {n, own.on(s), n_linked, far_lists.on(s), {}});
           between();
-          SparseArgs sparse;
-          sparse.predicted = ids.on(s), sparse.n_predicted = counts.on(s), sparse.n_active = counts.on(s) + 1;
+          SparseArgs sparse{.candidates = own.on(s), .n_active = n_active.on(s)};
           if (n_linked > 0) sparse.linked = &far;
-          device(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), {}, y.on(s));
+          sparse_ffn(s).ffn_sparse(l.shard.on(s), sparse, l.in.on(s), 1, {}, y.on(s), nullptr);
           return y.read(s);
-        };
-        const auto expect_lists = [&] {
-          EXPECT_EQ(counts.read(kGpu), counts.read(kRef));
-          const auto first = [&](const Twin<int32_t>& of, const std::vector<int32_t>& expected) {
-            std::vector<int32_t> got = of.read(kGpu);
-            got.resize(expected.size());
-            EXPECT_EQ(got, expected);
-          };
-          first(ids, p.named(0, n));
-          if (n_linked > 0) first(linked_ids, p.named(n, n + n_linked));
         };
         const std::vector<float> expected = run(kRef, [] {}), y = run(kGpu, [] {});
         EXPECT_LE(relative_error(y, expected), 2 * bound(type, 1));
-        expect_lists();
-        EXPECT_EQ(run(kGpu, [&] { gpu_->synchronize(); }), y);
-        expect_lists();
-        EXPECT_EQ(run(kGpu, [&] { gpu_->hint(other.on(kGpu), l.in.on(kGpu), {mailbox.get(), n / 2, 0}); }), y);
-        expect_lists();
-        EXPECT_EQ(
-            run(kGpu,
-                [&] {
-                  PredictArgs args{
-                      .n_first = n, .first = {other_ids.on(kGpu), other_counts.on(kGpu)}, .rest = {}, .hand_off = {}};
-                  if (n_linked > 0)
-                    args.n_linked = n_linked, args.linked = {other_linked.on(kGpu), other_counts.on(kGpu) + 1};
-                  gpu_->predict(other.on(kGpu), l.in.on(kGpu), args);
-                }),
-            y);
-        expect_lists();
-        EXPECT_EQ(other_counts.read(kGpu)[0], static_cast<int32_t>(other.named(0, n).size()));
+        EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
+        EXPECT_EQ(run(kGpu,
+                      [&] {
+                        hand_offs(kGpu).hint(other.on(kGpu), l.in.on(kGpu), {mailbox.get(), n / 2, 0});
+                      }),
+                  y);
+        const auto predict_other = [&] {
+          sparse_ffn(kGpu).predict(other.on(kGpu), l.in.on(kGpu), 1,
+                                   {n, other_own.on(kGpu), n_linked, other_far.on(kGpu), {}});
+        };
+        EXPECT_EQ(run(kGpu, predict_other), y);
+        EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
       }
-    }
-  }
-}
-
-// The device has only the gate rows of the last neurons.
-TEST_F(GpuHandOffTest, GatesOfTheCpusNeurons) {
-  std::mt19937 rng(32);
-  for (const DType type : kAllTypes) {
-    for (const auto& [n_hot, n_cold] : {std::pair<int64_t, int64_t>{500, 503}, {1, 40}, {63, 1}, {0, 100}}) {
-      SCOPED_TRACE(fmt::format("{} hot {} cold {}", traits(type).name, n_hot, n_cold));
-      const int64_t n_embd = 160;
-      Layer l = make_layer(rng, type, n_hot + n_cold, n_embd);
-      l.shard.keep_gates_from_zero(l.in.on(kRef));
-      const auto shard = [&, hot = n_hot](int s) {
-        FfnShard f = l.shard.on(s);
-        f.up.rows = f.down_t.rows = hot;
-        return f;
-      };
-      const Twin<int32_t> n_active(*ref_, *gpu_, {-1}),
-          active(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n_hot + 1), -7));
-      std::vector<std::vector<Received>> got;
-      for (const int s : {kRef, kGpu}) {
-        const auto mailbox = device(s).open_mailbox(kCapacity, kMaxIds);
-        Server server(*mailbox, n_embd, 2);
-        for (int i = 0; i < 2; ++i) {
-          SparseArgs sparse;
-          sparse.active_ids = active.on(s), sparse.n_active = n_active.on(s);
-          sparse.hand_off = {mailbox.get(), l.x.on(s), n_embd}, sparse.collect = mailbox.get();
-          device(s).ffn_sparse(shard(s), sparse, l.in.on(s), {}, l.x.on(s));
-        }
-        device(s).synchronize();
-        got.push_back(server.received());
-      }
-      EXPECT_EQ(active.read(kGpu), active.read(kRef));
-      EXPECT_EQ(n_active.read(kGpu), n_active.read(kRef));
-      expect_received(got[kGpu], got[kRef], true, 2 * bound(type, 1));
-      expect_same_x(l, 2 * bound(type, 1));
     }
   }
 }
@@ -337,85 +259,75 @@ TEST_F(GpuHandOffTest, HandsOverWhatItNorms) {
   std::mt19937 rng(37);
   for (const DType type : {DType::f16, DType::q8_0}) {
     for (const int64_t n_embd : {288, 4128, 5120, 8192}) {
-      for (const bool exact : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} n_embd {} {}", traits(type).name, n_embd, exact ? "gates" : "predictor"));
-        const int64_t n = 40, n_cold = 37;
-        const Input factors = make_input(rng, 1, 64);
-        Layer l{make_input(rng, 1, n_embd), TwinShard(*ref_, *gpu_, rng, type, n + n_cold, n_embd, true, true),
-                Twin<float>(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd))), n_embd};
-        l.shard.act = Activation::relu;
-        const TwinMatrix maker(*ref_, *gpu_, rng, DType::f16, n_embd, 64, 0.1f);
-        const Twin<float> weight(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
-        const auto make_input_of = [&](int s) {
-          const MatmulPart part{.w = maker.on(s), .y = l.x.on(s), .accumulate = true};
-          device(s).matmul({&part, 1}, factors.on(s), 1);
-          device(s).norm({NormKind::rms, {weight.on(s), n_embd}, {}, 1e-5f, n_embd}, l.x.on(s), 1, l.in.on(s));
-        };
-        make_input_of(kRef);
-        l.shard.keep_gates_from_zero(l.in.on(kRef));
-        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64, type, type}, l.in.on(kRef), 0.4);
-        l.x.reset(kRef);
-        const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))), count(*ref_, *gpu_, {-1});
-        std::vector<std::vector<Received>> got;
-        for (const int s : {kRef, kGpu}) {
-          const auto mailbox = device(s).open_mailbox(n_embd, kMaxIds);
-          Server server(*mailbox, n_embd, 1);
-          make_input_of(s);
-          const HandOff hand_off{mailbox.get(), l.in.on(s).x, n_embd};
-          SparseArgs sparse;
-          sparse.collect = mailbox.get();
-          FfnShard shard = l.shard.on(s);
-          shard.up.rows = shard.down_t.rows = n;
-          if (exact) {
-            sparse.hand_off = hand_off;
-          } else {
-            shard.gate.rows = n;
-            device(s).predict(p.on(s), l.in.on(s),
-                              {.n_first = n, .first = {ids.on(s), count.on(s)}, .rest = {}, .hand_off = hand_off});
-            sparse.predicted = ids.on(s), sparse.n_predicted = count.on(s);
-          }
-          device(s).ffn_sparse(shard, sparse, l.in.on(s), {}, l.x.on(s));
-          device(s).synchronize();
-          got.push_back(server.received());
-        }
-        // Roundings of longer sums than those that bound() is for.
-        const double error = 2 * bound(type, 1) * std::sqrt(static_cast<double>(n_embd) / 288);
-        EXPECT_LE(relative_error(l.in.x.read(kGpu), l.in.x.read(kRef)), 2e-6);
-        expect_received(got[kGpu], got[kRef], exact, error);
-        EXPECT_EQ(got[kGpu][0].x, l.in.x.read(kGpu)) << "the same numbers on both sides";
-        expect_same_x(l, error);
+      SCOPED_TRACE(fmt::format("{} n_embd {}", traits(type).name, n_embd));
+      const int64_t n = 40, n_cold = 37;
+      const TwinAct factors = make_input(rng, 1, 64);
+      Layer l{make_input(rng, 1, n_embd), TwinShard(*ref_, *gpu_, rng, type, n + n_cold, n_embd, true, true),
+              Twin<float>(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd))), n_embd};
+      l.shard.act = Activation::relu;
+      const TwinMatrix maker(*ref_, *gpu_, rng, DType::f16, n_embd, 64, 0.1f);
+      const Twin<float> weight(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+      const auto input_of = [&](int s) {
+        return Input({NormKind::rms, {weight.on(s), n_embd}, {}, 1e-5f, n_embd}, l.x.on(s), l.in.on(s));
+      };
+      const auto make_x = [&](int s, const NextNorm* next) {
+        const MatmulPart part{.w = maker.on(s), .y = l.x.on(s), .accumulate = true};
+        device(s).matmul({&part, 1}, factors.on(s), 1, next);
+      };
+      make_x(kRef, nullptr);
+      ref_->norm(input_of(kRef).norm, l.x.on(kRef), 1, l.in.on(kRef));
+      l.shard.keep_gates_from_zero(l.in.on(kRef));
+      const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64, type, type}, l.in.on(kRef), 0.4);
+      l.x.reset(kRef);
+      const TwinLists own(*ref_, *gpu_, 1, n);
+      std::vector<std::vector<Received>> got;
+      for (const int s : {kRef, kGpu}) {
+        const auto mailbox = hand_offs(s).open_mailbox(n_embd, kMaxIds);
+        Server server(*mailbox, n_embd, 1);
+        const NextNorm next{input_of(s).norm, p.on(s).fc1, false};
+        make_x(s, &next);
+        const HandOff hand_off{mailbox.get(), l.in.on(s).x, n_embd};
+        FfnShard shard = l.shard.on(s);
+        shard.gate.rows = shard.up.rows = shard.down_t.rows = n;
+        sparse_ffn(s).predict(p.on(s), input_of(s), 1, {n, own.on(s), 0, {}, hand_off});
+        const SparseArgs sparse{.candidates = own.on(s), .collect = mailbox.get()};
+        sparse_ffn(s).ffn_sparse(shard, sparse, l.in.on(s), 1, {}, l.x.on(s), nullptr);
+        device(s).synchronize();
+        got.push_back(server.received());
       }
+      // Roundings of longer sums than those that bound() is for.
+      const double error = 2 * bound(type, 1) * std::sqrt(static_cast<double>(n_embd) / 288);
+      EXPECT_LE(relative_error(l.in.x.read(kGpu), l.in.x.read(kRef)), 2e-6);
+      expect_received(got[kGpu], got[kRef], error);
+      EXPECT_EQ(got[kGpu][0].x, l.in.x.read(kGpu)) << "the same numbers on both sides";
+      expect_same_x(l, error);
     }
   }
 }
 
 // Recorded once, launched often: the mailbox goes on counting, and every launch does the same.
-TEST_F(GpuHandOffTest, InAGraph) {
+TEST_F(GpuHandOffTest, InARecording) {
   std::mt19937 rng(33);
   const int64_t n = 900, n_cold = 300, n_embd = 256;
   Layer l = make_layer(rng, DType::f16, n, n_embd);
   l.shard.keep_gates_from_zero(l.in.on(kRef));
   const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 64}, l.in.on(kRef), 0.2);
-  const Twin<int32_t> ids(*ref_, *gpu_, std::vector<int32_t>(static_cast<size_t>(n))), count(*ref_, *gpu_, {-1});
-  const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds);
+  const TwinLists own(*ref_, *gpu_, 1, n);
+  const auto mailbox = hand_offs(kGpu).open_mailbox(kCapacity, kMaxIds);
   const auto step = [&] {
-    gpu_->predict(p.on(kGpu), l.in.on(kGpu),
-                  {.n_first = n,
-                   .first = {ids.on(kGpu), count.on(kGpu)},
-                   .rest = {},
-                   .hand_off = {mailbox.get(), l.x.on(kGpu), n_embd}});
-    SparseArgs sparse;
-    sparse.predicted = ids.on(kGpu), sparse.n_predicted = count.on(kGpu), sparse.collect = mailbox.get();
-    gpu_->ffn_sparse(l.shard.on(kGpu), sparse, l.in.on(kGpu), {}, l.x.on(kGpu));
+    sparse_ffn(kGpu).predict(p.on(kGpu), l.in.on(kGpu), 1,
+                             {n, own.on(kGpu), 0, {}, {mailbox.get(), l.x.on(kGpu), n_embd}});
+    const SparseArgs sparse{.candidates = own.on(kGpu), .collect = mailbox.get()};
+    sparse_ffn(kGpu).ffn_sparse(l.shard.on(kGpu), sparse, l.in.on(kGpu), 1, {}, l.x.on(kGpu), nullptr);
   };
   constexpr int kLaunches = 20;
   Server server(*mailbox, n_embd, 3 * kLaunches + 3);
   for (int i = 0; i < 3; ++i) step();
   l.x.reset(kGpu);
-  gpu_->begin_capture();
+  gpu_->recording()->begin();
   for (int i = 0; i < 3; ++i) step();
-  const int graph = gpu_->end_capture();
-  for (int i = 0; i < kLaunches; ++i) gpu_->launch(graph);
+  const int id = gpu_->recording()->end();
+  for (int i = 0; i < kLaunches; ++i) gpu_->recording()->launch(id);
   gpu_->synchronize();
   for (const Received& r : server.received()) ASSERT_EQ(r.ids, p.named(n, n + n_cold));
 }
@@ -423,10 +335,10 @@ TEST_F(GpuHandOffTest, InAGraph) {
 // A CPU that gives up is not waited for.
 TEST_F(GpuHandOffTest, AnAbandonedMailboxEndsTheWait) {
   const Twin<float> x(*ref_, *gpu_, std::vector<float>(64, 1.0f));
-  const auto mailbox = gpu_->open_mailbox(kCapacity, kMaxIds);
-  gpu_->post(*mailbox, x.on(kGpu), 64);
-  gpu_->collect(*mailbox, x.on(kGpu), 64);
-  mailbox->wait_request();
+  const auto mailbox = hand_offs(kGpu).open_mailbox(kCapacity, kMaxIds);
+  hand_offs(kGpu).post(*mailbox, x.on(kGpu), 64);
+  hand_offs(kGpu).collect(*mailbox, x.on(kGpu), 64);
+  mailbox->wait_input();
   mailbox->abandon();
   gpu_->synchronize();
   EXPECT_TRUE(mailbox->failed());

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -18,12 +19,16 @@ TEST(AttentionPlan, PiecesCoverTheContextOnceWithinTheGrid) {
   for (int i = 0; i < 2000; ++i) {
     const int64_t heads = test::random_int(rng, 1, 128), blocks = test::random_int(rng, 1, 400);
     const int64_t n = test::random_int(rng, 1, 200000), bound = n + test::random_int(rng, 0, 100000);
+    const int64_t window = i % 3 == 0 ? test::random_int(rng, 1, 5000) : 0;
+    const int64_t first = window > 0 ? std::max<int64_t>(0, n - window) : 0;
+    const int64_t n_pages = (n - 1) / kPagePositions + 1 - first / kPagePositions;
     const int64_t splits = attention_max_splits(heads, blocks);
     ASSERT_TRUE(splits >= 1 && splits <= 128);
-    const int64_t keys = attention_split_keys(n, splits), used = ceil_div(n, keys);
-    EXPECT_GE(keys * used, n);
-    EXPECT_LT(keys * (used - 1), n);
-    EXPECT_LE(used, attention_grid_splits(bound, splits)) << "n " << n << " bound " << bound << " splits " << splits;
+    const int64_t pages = attention_split_pages(n_pages, splits), used = ceil_div(n_pages, pages);
+    EXPECT_GE(pages * used, n_pages);
+    EXPECT_LT(pages * (used - 1), n_pages);
+    EXPECT_LE(used, attention_grid_splits(bound, window, splits))
+        << "n " << n << " bound " << bound << " window " << window << " splits " << splits;
   }
 }
 

@@ -12,42 +12,15 @@ constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8
 
 class GpuMatmulTest : public GpuTest {
  protected:
-  // The same input on both devices, with its 8-bit form made by each. Attention over a single key copies that key's
-  // value: with window 1 it turns a cache of f16 values into activations, bit for bit.
-  struct Input {
-    Twin<float> x;
-    Twin<std::byte> ref_q8, gpu_q8;
-    Act on(int side) const { return {x.on(side), side == kGpu ? gpu_q8.on(kGpu) : ref_q8.on(kRef)}; }
-  };
-  static Input make_input(std::mt19937& rng, int64_t T, int64_t n) {
-    const auto rows = static_cast<size_t>(T);
-    Input in{{*ref_, *gpu_, std::vector<float>(rows * static_cast<size_t>(n), kNan)},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * ref_->q8_bytes(n))},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * gpu_->q8_bytes(n))}};
-    const int64_t dim = 32, heads = n / dim;
-    std::vector<f16_t> values;  // whole multiples of amax / 127 in every block: the 8-bit form loses nothing
+  // The same input on both devices, with its 8-bit form made by each: whole multiples of amax / 127 in every block, so
+  // that the 8-bit form loses nothing.
+  static TwinAct make_input(std::mt19937& rng, int64_t T, int64_t n) {
+    std::vector<float> values;
     for (int64_t i = 0; i < T * n; ++i) {
-      const auto q = static_cast<float>(i % 32 == 7 ? 127 : random_int(rng, -127, 127));
-      values.push_back(f32_to_f16(q / 64.0f));
+      values.push_back(static_cast<float>(i % 32 == 7 ? 127 : random_int(rng, -127, 127)) / 64.0f);
     }
-    std::vector<f16_t> cache(values.size());  // [heads][T][dim] from [T][heads][dim]
-    for (int64_t t = 0; t < T; ++t) {
-      for (int64_t i = 0; i < n; ++i)
-        cache[static_cast<size_t>((i / dim * T + t) * dim + i % dim)] = values[static_cast<size_t>(t * n + i)];
-    }
-    const Twin<f16_t> kv(*ref_, *gpu_, cache);
-    const Twin<float> q(*ref_, *gpu_, random_normal(rng, values.size()));
-    std::vector<int32_t> positions(rows);
-    for (size_t t = 0; t < rows; ++t) positions[t] = static_cast<int32_t>(t);
-    const Twin<int32_t> pos(*ref_, *gpu_, positions);
-    for (const int s : {kRef, kGpu}) {
-      AttentionArgs a;
-      a.q = q.on(s), a.k_cache = a.v_cache = kv.on(s), a.n_ctx = T, a.n_head = a.n_head_kv = heads, a.head_dim = dim;
-      a.scale = 0.1f, a.window = 1, a.pos = pos.on(s), a.max_kv = T;
-      device(s).attention(a, T, in.on(s));
-    }
-    const auto got = in.x.read(kGpu);
-    for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(got[i], f16_to_f32(values[i])) << i;
+    TwinAct in(*ref_, *gpu_, T, n, values);
+    for (const int s : {kRef, kGpu}) device(s).quantize(in.on(s), T, n);
     return in;
   }
 
@@ -55,7 +28,7 @@ class GpuMatmulTest : public GpuTest {
   static double tolerance(DType type, int64_t T, int64_t cols, double magnitude) {
     const double f32_sum = static_cast<double>(cols) / 32 + 24;  // a lane's chain, then the tree and the epilogue
     double relative = f32_sum * kEps;
-    const bool batch = T > (is_quantized(type) ? 4 : 1);
+    const bool batch = T > kFewTokens;
     if (batch && is_quantized(type)) relative += kEpsF16;  // weights rounded to f16; the inputs are exact in f16
     if (batch && type != DType::f32)
       relative += static_cast<double>(cols) * kEps / 8;    // tensor cores add in their own order
@@ -63,8 +36,8 @@ class GpuMatmulTest : public GpuTest {
     if (batch && type == DType::bf16) relative += kEpsBf16;
     return relative * magnitude + 1e-6;
   }
-  void expect_product(DType type, const TwinMatrix& w, const Input& in, int64_t T, const std::vector<float>& got,
-                      const std::vector<float>& want, int64_t stride) {
+  void expect_product(DType type, const TwinMatrix& w, const TwinAct& in, int64_t T, const std::vector<float>& got,
+                      const std::vector<float>& want, int64_t stride = 0) {
     const Matrix& m = w.on(kRef);
     const auto x = in.x.read(kRef);
     for (int64_t t = 0; t < T; ++t) {
@@ -74,7 +47,7 @@ class GpuMatmulTest : public GpuTest {
           magnitude += std::fabs(static_cast<double>(w.values()[static_cast<size_t>(r * m.cols + c)]) *
                                  x[static_cast<size_t>(t * m.cols + c)]);
         }
-        const auto at = static_cast<size_t>(t * stride + r);
+        const auto at = static_cast<size_t>(t * (stride != 0 ? stride : m.rows) + r);
         ASSERT_NEAR(got[at], want[at], tolerance(type, T, m.cols, magnitude)) << "t " << t << " r " << r;
       }
     }
@@ -88,7 +61,7 @@ TEST_F(GpuMatmulTest, GroupsWithBiasStrideAndResidual) {
       for (const int64_t T : {1, 2, 4, 7, 33, 130}) {
         if (T > 7 && cols == 1024) continue;
         SCOPED_TRACE(fmt::format("{} cols {} T {}", traits(type).name, cols, T));
-        const Input in = make_input(rng, T, cols);
+        const TwinAct in = make_input(rng, T, cols);
         const TwinMatrix a(*ref_, *gpu_, rng, type, 37, cols), b(*ref_, *gpu_, rng, type, 5, cols),
             c(*ref_, *gpu_, rng, type, 1, cols);
         const Twin<float> bias(*ref_, *gpu_, random_normal(rng, 37));
@@ -96,9 +69,9 @@ TEST_F(GpuMatmulTest, GroupsWithBiasStrideAndResidual) {
         Twin<float> ya(*ref_, *gpu_, std::vector<float>(rows * 40, kNan)),
             yb(*ref_, *gpu_, random_normal(rng, rows * 5)), yc(*ref_, *gpu_, std::vector<float>(rows, kNan));
         run_twins<float>(*ref_, *gpu_, {&ya, &yb, &yc}, [&](int s, Device& d) {
-          const MatmulPart parts[] = {{a.on(s), {bias.on(s), 37}, ya.on(s), 40, false},
-                                      {b.on(s), {}, yb.on(s), 0, true},
-                                      {c.on(s), {}, yc.on(s)}};
+          const MatmulPart parts[] = {{.w = a.on(s), .bias = {bias.on(s), 37}, .y = ya.on(s), .y_stride = 40},
+                                      {.w = b.on(s), .y = yb.on(s), .accumulate = true},
+                                      {.w = c.on(s), .y = yc.on(s)}};
           d.matmul(parts, in.on(s), T);
         });
         expect_product(type, a, in, T, ya.read(kGpu), ya.read(kRef), 40);
@@ -116,14 +89,14 @@ TEST_F(GpuMatmulTest, ManyRowsAndRowsLongerThanATile) {
   for (const DType type : kAllTypes) {
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{9001, 64}, {13, 8192 + 544}, {3, 8192}}) {
       SCOPED_TRACE(fmt::format("{} {} x {}", traits(type).name, rows, cols));
-      const Input in = make_input(rng, 1, cols);
+      const TwinAct in = make_input(rng, 1, cols);
       const TwinMatrix w(*ref_, *gpu_, rng, type, rows, cols);
       Twin<float> y(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(rows), kNan));
       run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
         const MatmulPart part{.w = w.on(s), .y = y.on(s)};
         d.matmul({&part, 1}, in.on(s), 1);
       });
-      expect_product(type, w, in, 1, y.read(kGpu), y.read(kRef), rows);
+      expect_product(type, w, in, 1, y.read(kGpu), y.read(kRef));
     }
   }
 }
@@ -139,9 +112,10 @@ TEST_F(GpuMatmulTest, ColumnsThatNoWideLoadFits) {
         Twin<float> y(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(T * 11), kNan));
         run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
           const MatmulPart part{.w = w.on(s), .y = y.on(s)};
-          d.matmul({&part, 1}, {x.on(s), nullptr}, T);
+          d.matmul({&part, 1}, Act{x.on(s), nullptr}, T);
         });
-        const double bound = T == 1 || type == DType::f32 ? 1e-6 : (type == DType::f16 ? 2 * kEpsF16 : 2 * kEpsBf16);
+        const double bound =
+            T <= kFewTokens || type == DType::f32 ? 1e-6 : (type == DType::f16 ? 2 * kEpsF16 : 2 * kEpsBf16);
         EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound);
       }
     }
@@ -151,7 +125,7 @@ TEST_F(GpuMatmulTest, ColumnsThatNoWideLoadFits) {
 TEST_F(GpuMatmulTest, PartsOfDifferentTypes) {
   std::mt19937 rng(4);
   for (const int64_t T : {1, 20}) {
-    const Input in = make_input(rng, T, 256);
+    const TwinAct in = make_input(rng, T, 256);
     const TwinMatrix a(*ref_, *gpu_, rng, DType::q4_0, 19, 256), b(*ref_, *gpu_, rng, DType::f16, 7, 256),
         c(*ref_, *gpu_, rng, DType::q8_0, 3, 256);
     const auto rows = static_cast<size_t>(T);
@@ -161,9 +135,9 @@ TEST_F(GpuMatmulTest, PartsOfDifferentTypes) {
       const MatmulPart parts[] = {{a.on(s), {}, ya.on(s)}, {b.on(s), {}, yb.on(s)}, {c.on(s), {}, yc.on(s)}};
       d.matmul(parts, in.on(s), T);
     });
-    expect_product(DType::q4_0, a, in, T, ya.read(kGpu), ya.read(kRef), 19);
-    expect_product(DType::f16, b, in, T, yb.read(kGpu), yb.read(kRef), 7);
-    expect_product(DType::q8_0, c, in, T, yc.read(kGpu), yc.read(kRef), 3);
+    expect_product(DType::q4_0, a, in, T, ya.read(kGpu), ya.read(kRef));
+    expect_product(DType::f16, b, in, T, yb.read(kGpu), yb.read(kRef));
+    expect_product(DType::q8_0, c, in, T, yc.read(kGpu), yc.read(kRef));
   }
 }
 

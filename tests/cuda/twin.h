@@ -2,6 +2,7 @@
 // The same operation on the GPU and on the reference device, compared.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,10 @@
 #include <random>
 #include <vector>
 
+#include "core/cold_rows.h"
+#include "core/hand_off.h"
+#include "core/recording.h"
+#include "core/sparse_ffn.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "support/random.h"
@@ -41,7 +46,7 @@ class GpuTest : public ::testing::Test {
       return;
     }
     gpu_ = cuda::make_device(0, gpu_shape());
-    gpu_->reserve({.max_tokens = 160,
+    gpu_->reserve({.max_tokens = 192,
                    .max_context = 16384,
                    .max_cols = 9216,
                    .max_rows = 9216,
@@ -49,7 +54,7 @@ class GpuTest : public ::testing::Test {
                    .n_ff = 9216,
                    .n_embd = 8256,
                    .n_head = 64,
-                   .n_head_kv = 64,
+                   .n_head_kv = 1,  // the fewer, the more pieces a context is cut into
                    .head_dim = 256,
                    .quantized_weights = true});
     ref_ = cpu::make_reference_device();
@@ -58,6 +63,8 @@ class GpuTest : public ::testing::Test {
     if (!gpu_) GTEST_SKIP() << "needs a GPU: " << why_not_;
   }
   static Device& device(int side) { return side == kGpu ? *gpu_ : *ref_; }
+  static SparseFfn& sparse_ffn(int side) { return *device(side).sparse_ffn(); }
+  static HandOffs& hand_offs(int side) { return *device(side).hand_offs(); }
 
   static inline std::unique_ptr<Device> gpu_, ref_;
   static inline std::string why_not_;
@@ -96,6 +103,69 @@ class Twin {
   std::vector<T> initial_;
   Device* device_[2];
   DeviceBuffer buffer_[2];
+};
+
+// Activations [T][n] on both devices, with room for their 8-bit form (of whole blocks only).
+class TwinAct {
+ public:
+  TwinAct(Device& ref, Device& gpu, int64_t T, int64_t n, std::vector<float> initial)
+      : x(ref, gpu, std::move(initial)),
+        q8_{{ref, gpu, std::vector<std::byte>(static_cast<size_t>(T) * ref.q8_bytes(n))},
+            {ref, gpu, std::vector<std::byte>(static_cast<size_t>(T) * gpu.q8_bytes(n))}},
+        row_bytes_{ref.q8_bytes(n), gpu.q8_bytes(n)},
+        n_(n) {}
+  // From row t on.
+  Act on(int side, int64_t t = 0) const {
+    const bool has_q8 = n_ % 32 == 0;
+    return {x.on(side) + t * n_, has_q8 ? q8_[side].on(side) + static_cast<size_t>(t) * row_bytes_[side] : nullptr};
+  }
+  Twin<float> x;
+
+ private:
+  Twin<std::byte> q8_[2];
+  size_t row_bytes_[2];
+  int64_t n_;
+};
+
+// Lists of neurons on both devices: room for `room` ids of each of T tokens.
+class TwinLists {
+ public:
+  TwinLists(Device& ref, Device& gpu, int64_t T, int64_t room)
+      : room_(room),
+        ids_(ref, gpu, std::vector<int32_t>(static_cast<size_t>(T * room + 1), -7)),
+        count_(ref, gpu, std::vector<int32_t>(static_cast<size_t>(T), -7)) {}
+  // From token t on.
+  NeuronLists on(int side, int64_t t = 0) const { return {ids_.on(side) + t * room_, count_.on(side) + t, room_}; }
+  // Token t's, on the GPU from its mask (cuda/neuron_mask.cuh): of n neurons, the first at bit `skip`.
+  std::vector<int32_t> read(int side, int64_t t, int64_t n, int64_t skip = 0) const {
+    const std::vector<int32_t> memory = ids_.read(side);
+    const auto own = memory.begin() + static_cast<std::ptrdiff_t>(t * room_);
+    if (side == kRef) return {own, own + count_.read(kRef)[static_cast<size_t>(t)]};
+    std::vector<int32_t> ids;
+    for (int64_t k = 0; k < n; ++k) {
+      const auto word = static_cast<uint32_t>(own[static_cast<std::ptrdiff_t>((skip + k) / 32)]);
+      if ((word >> ((skip + k) % 32) & 1) != 0) ids.push_back(static_cast<int32_t>(k));
+    }
+    return ids;
+  }
+  // The GPU's words beyond those of a mask are as they were.
+  bool kept_rest(int64_t n_words) const {
+    const std::vector<int32_t> memory = ids_.read(kGpu);
+    return std::all_of(memory.begin() + static_cast<std::ptrdiff_t>(n_words), memory.end(),
+                       [](int32_t v) { return v == -7; });
+  }
+  // Token t's become these.
+  void write(Device& ref, Device& gpu, int64_t t, const std::vector<int32_t>& ids) {
+    const auto count = static_cast<int32_t>(ids.size());
+    ref.upload(on(kRef, t).ids, ids.data(), ids.size() * 4), ref.upload(on(kRef, t).count, &count, 4);
+    std::vector<uint32_t> mask(static_cast<size_t>((room_ + 31) / 32));
+    for (const int32_t id : ids) mask[static_cast<size_t>(id / 32)] |= 1u << id % 32;
+    gpu.upload(on(kGpu, t).ids, mask.data(), mask.size() * 4);
+  }
+
+ private:
+  int64_t room_;
+  Twin<int32_t> ids_, count_;
 };
 
 // A random matrix on both devices.

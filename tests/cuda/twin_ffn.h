@@ -54,7 +54,9 @@ struct TwinShard {
 class HostShard {
  public:
   HostShard(Device& device, const FfnShard& from)
-      : device_(device), memory_(kLinkAt * (bytes_of(from) / kLinkAt + 1) + device.link_bytes(from)), shard_(from) {
+      : device_(*device.cold_rows()),
+        memory_(kLinkAt * (bytes_of(from) / kLinkAt + 1) + device_.link_bytes(from)),
+        shard_(from) {
     std::byte* at = memory_.data();
     const auto move = [&](auto*& data, size_t bytes) {
       if (data == nullptr) return;
@@ -70,7 +72,7 @@ class HostShard {
   HostShard(const HostShard&) = delete;
   HostShard& operator=(const HostShard&) = delete;
   const FfnShard& shard() const { return shard_; }
-  // What Device::link() needs.
+  // What ColdRows::link() needs.
   std::byte* link_memory() { return memory_.data() + kLinkAt * (bytes_of(shard_) / kLinkAt + 1); }
 
  private:
@@ -78,7 +80,7 @@ class HostShard {
   static size_t bytes_of(const FfnShard& s) {
     return s.gate.bytes() + s.up.bytes() + s.down_t.bytes() + 8 * static_cast<size_t>(s.n()) + 5 * 64;
   }
-  Device& device_;
+  ColdRows& device_;
   HostBuffer memory_;
   FfnShard shard_;
 };
@@ -86,23 +88,11 @@ class HostShard {
 class GpuFfnTest : public GpuTest {
  protected:
   // Normed random activations with their 8-bit form (of whole blocks only), made by each device.
-  struct Input {
-    Twin<float> x;
-    Twin<std::byte> ref_q8, gpu_q8;
-    bool has_q8 = true;
-    Act on(int s) const {
-      if (!has_q8) return {x.on(s), nullptr};
-      return {x.on(s), s == kGpu ? gpu_q8.on(s) : ref_q8.on(s)};
-    }
-  };
-  static Input make_input(std::mt19937& rng, int64_t T, int64_t n) {
-    const auto rows = static_cast<size_t>(T);
-    const Twin<float> raw(*ref_, *gpu_, random_normal(rng, rows * static_cast<size_t>(n)));
+  static TwinAct make_input(std::mt19937& rng, int64_t T, int64_t n) {
+    const auto size = static_cast<size_t>(T * n);
+    const Twin<float> raw(*ref_, *gpu_, random_normal(rng, size));
     const Twin<float> ones(*ref_, *gpu_, std::vector<float>(static_cast<size_t>(n), 1.0f));
-    Input in{{*ref_, *gpu_, std::vector<float>(rows * static_cast<size_t>(n), kNan)},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * ref_->q8_bytes(n))},
-             {*ref_, *gpu_, std::vector<std::byte>(rows * gpu_->q8_bytes(n))},
-             n % 32 == 0};
+    TwinAct in(*ref_, *gpu_, T, n, std::vector<float>(size, kNan));
     for (const int s : {kRef, kGpu})
       device(s).norm({NormKind::rms, {ones.on(s), n}, {}, 1e-5f, n}, raw.on(s), T, in.on(s));
     return in;
@@ -111,7 +101,7 @@ class GpuFfnTest : public GpuTest {
   // about 0.6 % of a normal vector's norm); so do the GPU's matvecs, up to steps that fall the other way, and its
   // batches do not.
   static double bound(DType type, int64_t T) {
-    const bool batch = T > (is_quantized(type) ? 4 : 1);
+    const bool batch = T > kFewTokens;
     if (is_quantized(type)) return batch ? 2e-2 : 2e-3;
     if (!batch || type == DType::f32) return 2e-6;
     return type == DType::bf16 ? 3 * kEpsBf16 : 3 * kEpsF16;

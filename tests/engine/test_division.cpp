@@ -9,13 +9,16 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
+#include <variant>
 
 #include "core/error.h"
 #include "core/forwarding_device.h"
 #include "engine/engine.h"
 #include "offline/synth.h"
 #include "support/conditioning.h"
+#include "support/divisions.h"
 #include "support/paths.h"
 #include "support/predictors.h"
 #include "support/random.h"
@@ -26,77 +29,18 @@ namespace {
 
 using engine::Engine;
 using engine::EngineOptions;
-using engine::LayerPlacement;
 using engine::Placement;
 using engine::Sparsity;
 using engine::Where;
-
-// How a test divides: the share of hot neurons in a layer, and who has the rest.
-struct Division {
-  std::string name;
-  std::vector<double> hot_share;                // by layer, repeated
-  std::vector<Where> attention = {Where::gpu};  // by layer, repeated
-  Where embedding = Where::gpu, output = Where::gpu;
-  double lone_gates = 0.0;  // of the other neurons, whose gate rows are on the GPU; without predictors
-  double linked = 0.0;      // of the other neurons, which the GPU reads over the link; with predictors
-};
-
-const std::vector<Division>& divisions() {
-  static const std::vector<Division> all = {
-      {"nothing_hot", {0.0}},
-      {"everything_hot", {1.0}},
-      {"a_third_hot", {0.37}},
-      {"mixed", {0.0, 0.61, 1.0}, {Where::gpu, Where::cpu}, Where::cpu, Where::gpu},
-      {"all_on_cpu_but_head", {0.0}, {Where::cpu}, Where::cpu, Where::gpu},
-      {"attention_on_cpu", {0.5}, {Where::cpu}, Where::gpu, Where::cpu},
-      {"ends_on_cpu", {1.0}, {Where::gpu}, Where::cpu, Where::cpu},
-      {"lone_gates", {0.3, 0.0}, {Where::gpu, Where::gpu, Where::cpu}, Where::gpu, Where::gpu, 0.5},
-      {"all_gates", {0.0, 0.3}, {Where::gpu}, Where::cpu, Where::gpu, 1.0},
-      {"some_linked", {0.3, 0.6}, {Where::gpu, Where::cpu}, Where::gpu, Where::gpu, 0.0, 0.5},
-      {"all_linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, 1.0},
-  };
-  return all;
-}
-
-Placement placement_of(const Division& d, const model::Model& m, bool predict, std::mt19937& rng) {
-  const model::Config& c = m.config();
-  Placement p;
-  p.embedding = d.embedding, p.output = d.output;
-  for (int64_t l = 0; l < c.n_layer; ++l) {
-    LayerPlacement& layer = p.layers.emplace_back();
-    layer.attention = d.attention[static_cast<size_t>(l) % d.attention.size()];
-    const double share = d.hot_share[static_cast<size_t>(l) % d.hot_share.size()];
-    for (int32_t id = 0; id < c.n_ff; ++id) {
-      const bool hot = std::uniform_real_distribution<>(0, 1)(rng) < share;
-      if (hot) layer.gpu_bucket.push_back(id);
-      if (hot) continue;
-      if (!predict && std::uniform_real_distribution<>(0, 1)(rng) < d.lone_gates) layer.gpu_gates.push_back(id);
-      if (predict && std::uniform_real_distribution<>(0, 1)(rng) < d.linked) layer.gpu_linked.push_back(id);
-    }
-    layer.look_ahead = true;
-    const bool sees = l > 0 || m.weights().layers[0].predictor.input != model::PredictorInput::previous_ffn_input;
-    if (predict && sees) {
-      layer.selection = engine::Selection::predictor;
-      layer.predictor = Where::gpu;
-    } else {
-      layer.gpu_linked.clear();
-    }
-  }
-  return p;
-}
-
-// A predictor that reads the layer before needs that layer's input on its device.
-bool can_look_ahead(const Placement& p) {
-  return std::all_of(p.layers.begin(), p.layers.end() - 1, [](const LayerPlacement& l) {
-    return l.attention == Where::gpu || !l.gpu_bucket.empty() || l.selection == engine::Selection::predictor;
-  });
-}
+using test::Division;
+using test::placement_of;
 
 // Both continue alike, token by token, wherever the choice is not within the tolerance.
 void expect_same_greedy(Engine& two, Engine& whole, int32_t id, double tolerance) {
+  engine::Sequence text = two.sequence(), other = whole.sequence();
   for (int step = 0; step < 6; ++step) {
-    const int32_t got = two.eval_greedy(id);
-    const auto logits = whole.eval({&id, 1});
+    const int32_t got = two.eval_greedy(text, id);
+    const auto logits = whole.eval(other, {&id, 1});
     const auto best = std::max_element(logits.begin(), logits.end());
     id = static_cast<int32_t>(best - logits.begin());
     if (got != id) {
@@ -141,7 +85,6 @@ TEST_P(Divided, EqualsTheUndividedModel) {
   if (c.ffn.sparse()) {
     modes.push_back({"predict", Sparsity::predict, model::PredictorInput::ffn_input});
     modes.push_back({"predict from x", Sparsity::predict, model::PredictorInput::residual});
-    modes.push_back({"predict ahead", Sparsity::predict, model::PredictorInput::previous_ffn_input});
   }
   for (const Mode& mode : modes) {
     const EngineOptions options{.n_batch = 16,
@@ -151,10 +94,9 @@ TEST_P(Divided, EqualsTheUndividedModel) {
     for (model::Model* m : {&plain, &divided}) {
       if (mode.predictor) test::add_predictors(*m, *mode.predictor);
     }
-    for (const Division& d : divisions()) {
+    for (const Division& d : test::divisions()) {
       SCOPED_TRACE(d.name + ", " + mode.name);
       const Placement placement = placement_of(d, divided, mode.predictor.has_value(), rng);
-      if (mode.predictor == model::PredictorInput::previous_ffn_input && !can_look_ahead(placement)) continue;
       const auto whole_device = cpu::make_device(team);
       Engine whole(plain, *whole_device, options);
       const auto main = cpu::make_reference_device();
@@ -202,13 +144,16 @@ class WatchedHost : public ForwardingDevice {
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override {
     EXPECT_TRUE(ids.front() >= 0 && ids.back() < shard.n()) << ids.front() << " to " << ids.back();
     fetched_.assign(ids.begin(), ids.end());
-    inner_.fetch(shard, ids, until);
+    ForwardingDevice::fetch(shard, ids, until);
   }
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override {
     Layer& layer = layers_.emplace_back();
     layer.fetched = std::exchange(fetched_, {});
-    if (sparse.predicted != nullptr) layer.needed.assign(sparse.predicted, sparse.predicted + *sparse.n_predicted);
-    inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+    EXPECT_EQ(T, 1);
+    if (const auto* lists = std::get_if<NeuronLists>(&sparse.candidates))
+      layer.needed.assign(lists->ids, lists->ids + lists->count[0]);
+    ForwardingDevice::ffn_sparse(shard, sparse, in, T, y_bias, y, next);
   }
 
  private:
@@ -234,11 +179,12 @@ TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
   std::mt19937 rng(5);
   for (const double linked : {1.0, 0.5}) {
     const Placement placement =
-        placement_of({"linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, linked}, model, true, rng);
+        placement_of({"linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, linked}, model, true, rng);
     const auto main = cpu::make_reference_device(), cpu = cpu::make_device(team);
     WatchedHost host(*cpu);
     Engine engine(model, *main, {.sparsity = Sparsity::predict}, {host, placement, team});
-    for (int32_t id = 1; id <= 5; ++id) engine.eval({&id, 1});
+    engine::Sequence text = engine.sequence();
+    for (int32_t id = 1; id <= 5; ++id) engine.eval(text, {&id, 1});
     EXPECT_EQ(host.layers().empty(), linked == 1.0);
     const engine::DensityStats counted = engine.density();
     EXPECT_EQ(std::accumulate(counted.active_on_host.begin(), counted.active_on_host.end(), 0.0) == 0.0, linked == 1.0);
@@ -246,31 +192,48 @@ TEST(Linked, TheCpuRestsWhereNoneAreItsOwn) {
   }
 }
 
-// What the CPU fetches before a layer's hand-off: exactly the neurons that this brings where the predictor reads the
-// layer before anyway; of a synthetic model, whose residual stream changes slowly, most of them where it reads its own
-// layer. Nothing before the first predicted layer, or when told so.
+// Predicts from the input that the layer's hint was made from.
+class PredictsAsHinted : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  void hint(const Predictor& predictor, Act in, const HintArgs& args) override {
+    hinted_.assign(in.x, in.x + predictor.fc1.cols);
+    ForwardingDevice::hint(predictor, in, args);
+  }
+  void predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) override {
+    std::vector<float> hinted = std::exchange(hinted_, {});
+    if (hinted.empty()) return ForwardingDevice::predict(predictor, in, T, args);
+    if (in.normed()) norm(in.norm, in.x, T, in.act);  // the FFN reads it
+    ForwardingDevice::predict(predictor, Act{hinted.data(), nullptr}, T, args);
+  }
+
+ private:
+  std::vector<float> hinted_;  // [n_embd], or empty
+};
+
+// The CPU fetches before a layer's hand-off exactly the neurons that this brings where both come from one input. Where
+// they do not, most of them, because a synthetic model's residual stream changes slowly. It fetches nothing before the
+// first predicted layer, or when told so.
 TEST(LookAhead, TheCpuFetchesWhatItWillNeed) {
   const test::TempDir dir;
   ThreadTeam team(2);
   const auto path = write_tiny(dir, team);
-  for (const auto input : {model::PredictorInput::ffn_input, model::PredictorInput::previous_ffn_input}) {
+  for (const bool as_hinted : {false, true}) {
     for (const bool look_ahead : {true, false}) {
-      SCOPED_TRACE(fmt::format("{} {}", model::to_string(input), look_ahead));
+      SCOPED_TRACE(fmt::format("as hinted {}, look-ahead {}", as_hinted, look_ahead));
       auto model = model::Model::load(path);
-      std::vector<model::LayerPredictor> predictors;
-      for (const model::LayerWeights& l : model.weights().layers) {
-        predictors.push_back(l.predictor), predictors.back().input = input;
-      }
-      model.set_predictors(predictors, nullptr);
       const model::Config& c = model.config();
       std::mt19937 rng(3);
       const Placement placement =
-          placement_of({"some_linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.0, 0.2}, model, true, rng);
-      const auto main = cpu::make_reference_device(), cpu = cpu::make_device(team);
+          placement_of({"some_linked", {0.3}, {Where::gpu}, Where::gpu, Where::gpu, 0.2}, model, true, rng);
+      const auto reference = cpu::make_reference_device(), cpu = cpu::make_device(team);
+      PredictsAsHinted predicts_as_hinted(*reference);
       WatchedHost host(*cpu);
-      Engine engine(model, *main, {.sparsity = Sparsity::predict, .look_ahead = look_ahead}, {host, placement, team});
+      Device& main = as_hinted ? predicts_as_hinted : *reference;
+      Engine engine(model, main, {.sparsity = Sparsity::predict, .look_ahead = look_ahead}, {host, placement, team});
       constexpr int32_t kSteps = 12;
-      for (int32_t id = 1; id <= kSteps; ++id) engine.eval({&id, 1});
+      engine::Sequence text = engine.sequence();
+      for (int32_t id = 1; id <= kSteps; ++id) engine.eval(text, {&id, 1});
       ASSERT_EQ(std::ssize(host.layers()), kSteps * c.n_layer);
       double hits = 0, fetched = 0, needed = 0;
       for (size_t i = 0; i < host.layers().size(); ++i) {
@@ -282,7 +245,7 @@ TEST(LookAhead, TheCpuFetchesWhatItWillNeed) {
           continue;
         }
         if (layer.fetched.empty()) continue;  // the hand-off came before the CPU looked for hints
-        if (input == model::PredictorInput::previous_ffn_input) {
+        if (as_hinted) {
           EXPECT_EQ(layer.fetched, layer.needed) << "layer " << l;
         }
         std::vector<int32_t> both;
@@ -304,8 +267,8 @@ class StrayHints : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   void hint(const Predictor& predictor, Act, const HintArgs& args) override {
-    const auto marks = MailboxMarks::of(static_cast<int32_t>(predictor.n()), static_cast<int32_t>(args.n_first),
-                                        static_cast<int32_t>(args.n_first + args.n_linked));
+    const auto marks = MailboxMarks::of(static_cast<int32_t>(predictor.n()), static_cast<int32_t>(args.n_own),
+                                        static_cast<int32_t>(args.n_own + args.n_linked));
     std::vector<int32_t> ids(static_cast<size_t>(marks.n_words) * 32);
     std::iota(ids.begin(), ids.end(), marks.first);
     dynamic_cast<HostMailbox&>(*args.mailbox).post_hints(marks, ids);
@@ -328,8 +291,9 @@ TEST(LookAhead, HintsMayBeWrong) {
       WatchedHost host(*cpu);
       Engine engine(model, stray ? static_cast<Device&>(main) : *reference, {.sparsity = Sparsity::predict},
                     {host, placement, team});
+      engine::Sequence text = engine.sequence();
       for (int32_t id = 1; id <= 6; ++id) {
-        const auto last = engine.eval({&id, 1});
+        const auto last = engine.eval(text, {&id, 1});
         logits[stray].emplace_back(last.begin(), last.end());
       }
       const auto fetched = [](const WatchedHost::Layer& layer) { return !layer.fetched.empty(); };
@@ -339,24 +303,37 @@ TEST(LookAhead, HintsMayBeWrong) {
   }
 }
 
+// Hand-offs of one to a few tokens, each with lists of its own.
 TEST(Mailbox, ManyHandOffsInOrder) {
   HostMailbox box(64, 8);
   constexpr int rounds = 2000;
+  const auto marks = MailboxMarks::of(8, 0, 0);
+  const auto ids_of = [](int round, int64_t token) {
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < 8; ++id) {
+      if (((round + token) >> (id % 4) & 1) != 0) ids.push_back(id);
+    }
+    return ids;
+  };
   std::thread device([&] {
     std::vector<float> x(64);
     for (int r = 0; r < rounds; ++r) {
       for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(r) + static_cast<float>(i);
-      const std::vector<int32_t> ids(static_cast<size_t>(r % 9), r);
-      box.post(x.data(), 64, ids);
+      box.post_input(x.data(), 64, marks);
+      for (int64_t t = 0; t <= r % kFewTokens; ++t) box.post_neurons(t, marks, ids_of(r, t));
       box.collect(x.data(), 64);
       for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], 3 * (static_cast<float>(r) + static_cast<float>(i)));
     }
   });
   for (int r = 0; r < rounds; ++r) {
-    const MailboxRequest request = box.wait_request();
-    ASSERT_EQ(*request.n_ids, r % 9);
-    for (int i = 0; i < *request.n_ids; ++i) EXPECT_EQ(request.ids[i], r);
-    for (int i = 0; i < 64; ++i) box.answer_buffer()[i] = 2 * request.x[i];
+    const float* const x = box.wait_input();
+    const int64_t T = 1 + r % kFewTokens;
+    const NeuronLists lists = box.wait_neurons(T);
+    for (int64_t t = 0; t < T; ++t) {
+      const int32_t* const ids = lists.ids + t * lists.stride;
+      ASSERT_EQ(std::vector<int32_t>(ids, ids + lists.count[t]), ids_of(r, t)) << r << ", token " << t;
+    }
+    for (int i = 0; i < 64; ++i) box.answer_buffer()[i] = 2 * x[i];
     box.answer();
   }
   device.join();

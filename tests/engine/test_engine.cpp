@@ -51,11 +51,12 @@ class EngineCases : public testing::TestWithParam<Case> {
     ThreadTeam team(threads);
     const auto device = isa == cpu::Isa::scalar ? cpu::make_reference_device() : cpu::make_device(team, isa);
     Engine e(*model_, *device, options);
+    engine::Sequence text = e.sequence();
     std::span<const float> out;
     if (one_by_one) {
-      for (const int32_t& id : ids) out = e.eval({&id, 1});
+      for (const int32_t& id : ids) out = e.eval(text, {&id, 1});
     } else {
-      out = e.eval(ids);
+      out = e.eval(text, ids);
     }
     return {out.begin(), out.end()};
   }
@@ -140,6 +141,7 @@ TEST_P(EngineCases, TheThreadCountDoesNotChangeABit) {
 }
 
 // Weights that were copied from the file are the same, a tied head too; the device knows what memory they take.
+// Also where they are packed when they are copied.
 TEST_P(EngineCases, CopiedWeightsGiveTheSameBits) {
   const auto ids = random_ids(model_->config(), 9, 3);
   for (const bool one_by_one : {false, true}) {
@@ -153,11 +155,15 @@ TEST_P(EngineCases, CopiedWeightsGiveTheSameBits) {
     for (const MemoryUse& use : device->memory()) bytes += use.purpose == Purpose::weights ? use.bytes : 0;
     return bytes;
   };
-  size_t expected = 0;  // all matrices but an embedding that is not the head; each aligned
+  size_t expected = 0;  // all matrices but an embedding that is not the head, packed or copied; each aligned
   model::Weights all = model_->weights();
   all.for_each_matrix([&](const Matrix& m) {
     const bool is_embedding = &m == &all.tok_embd || &m == &all.pos_embd;
-    if (!is_embedding && !model_->owns(m)) expected += (m.bytes() + 63) / 64 * 64;
+    if (is_embedding || model_->owns(m)) return;
+    const bool by_rows = std::any_of(all.layers.begin(), all.layers.end(),
+                                     [&](const model::LayerWeights& l) { return &m == &l.ffn.down_t; });
+    const size_t packed = by_rows ? 0 : cpu::make_device(team)->packed_bytes(m);
+    expected += ((packed > 0 ? packed : m.bytes()) + 63) / 64 * 64;
   });
   EXPECT_EQ(copied_bytes(false), 0u);
   EXPECT_EQ(copied_bytes(true), expected);
@@ -167,16 +173,24 @@ TEST_P(EngineCases, EvalAllGivesTheLogitsOfEveryPosition) {
   const auto ids = random_ids(model_->config(), 11, 5);
   ThreadTeam team(2);
   const auto device = cpu::make_device(team);
-  Engine e(*model_, *device, {.n_batch = 4});
-  test::Logits all;
-  e.eval_all(ids, [&](int64_t i, std::span<const float> row) {
-    EXPECT_EQ(i, static_cast<int64_t>(all.size()));
-    all.emplace_back(row.begin(), row.end());
-  });
   const test::Script one_by_one{ids, std::vector<int64_t>(ids.size(), 1)};
   test::ErrorLimits limits(path_, one_by_one, test::kCpuArithmetic, {});
   limits.expect_not_vacuous();
-  limits.expect_within(all, "eval_all");
+  for (const int64_t n_batch : {4, 9}) {
+    Engine e(*model_, *device, {.n_batch = n_batch});
+    for (const bool every_neuron : {false, true}) {
+      engine::Sequence text = e.sequence();
+      test::Logits all;
+      e.eval_all(
+          text, ids,
+          [&](int64_t i, std::span<const float> row) {
+            EXPECT_EQ(i, static_cast<int64_t>(all.size()));
+            all.emplace_back(row.begin(), row.end());
+          },
+          every_neuron);
+      limits.expect_within(all, fmt::format("batches of {}{}", n_batch, every_neuron ? ", every neuron" : ""));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, EngineCases, testing::ValuesIn(cases()),
@@ -202,11 +216,12 @@ TEST_F(EngineRefusals, AFullContextIsAnErrorAndChangesNothing) {
   const auto ids = random_ids(model_.config(), 20, 6);
   const auto message = error_of(
       [&](Engine& e) {
-        e.eval(std::span(ids).first(10));
-        EXPECT_THROW(e.eval(std::span(ids).first(7)), Error);
-        EXPECT_EQ(e.n_past(), 10);
-        e.eval(std::span(ids).first(6));  // exactly full
-        e.eval(std::span(ids).first(1));
+        engine::Sequence text = e.sequence();
+        e.eval(text, std::span(ids).first(10));
+        EXPECT_THROW(e.eval(text, std::span(ids).first(7)), Error);
+        EXPECT_EQ(text.n_past(), 10);
+        e.eval(text, std::span(ids).first(6));  // exactly full
+        e.eval(text, std::span(ids).first(1));
       },
       {.n_ctx = 16});
   EXPECT_NE(message.find("context is full"), std::string::npos) << message;
@@ -215,13 +230,18 @@ TEST_F(EngineRefusals, AFullContextIsAnErrorAndChangesNothing) {
 TEST_F(EngineRefusals, TokenIdsOutOfRange) {
   const int32_t bad[] = {-1, static_cast<int32_t>(model_.config().n_vocab)};
   for (const int32_t& id : bad) {
-    EXPECT_NE(error_of([&](Engine& e) { e.eval({&id, 1}); }).find("out of range"), std::string::npos);
+    const auto message = error_of([&](Engine& e) {
+      engine::Sequence text = e.sequence();
+      e.eval(text, {&id, 1});
+    });
+    EXPECT_NE(message.find("out of range"), std::string::npos) << message;
   }
 }
 
 TEST_F(EngineRefusals, SillyOptions) {
   EXPECT_NE(error_of([](Engine&) {}, {.n_ctx = -5}).find("context length"), std::string::npos);
   EXPECT_NE(error_of([](Engine&) {}, {.n_batch = 0}).find("batch size"), std::string::npos);
+  EXPECT_NE(error_of([](Engine&) {}, {.n_sequences = 0}).find("number of sequences"), std::string::npos);
   EXPECT_NE(error_of([](Engine&) {}, {.sparse_threshold = NAN}).find("threshold"), std::string::npos);
 }
 

@@ -2,6 +2,8 @@
 // one thing wrong. And they pass what is right.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "engine/engine.h"
 #include "support/conditioning.h"
 #include "support/zoo.h"
@@ -28,24 +30,16 @@ class Mutant final : public test::NoisyDevice {
     return m;
   }
 
-  // The last token of every batch is rotated as its successor would be.
-  void rope_kv(const RopeKvArgs& args, int64_t T) override {
-    if (defect_ != Defect::rope_position || args.rope == RopeKind::none) return NoisyDevice::rope_kv(args, T);
-    if (T > 1) NoisyDevice::rope_kv(args, T - 1);
-    RopeKvArgs last = args;
-    const int64_t n_q = args.n_head * args.head_dim, n_kv = args.n_head_kv * args.head_dim;
-    last.q += (T - 1) * (args.q_stride != 0 ? args.q_stride : n_q);
-    last.k += (T - 1) * (args.k_stride != 0 ? args.k_stride : n_kv);
-    last.v += (T - 1) * (args.v_stride != 0 ? args.v_stride : n_kv);
-    const int32_t wrong = args.pos[T - 1] + 1;
-    last.pos = &wrong;
-    last.k_cache -= args.head_dim, last.v_cache -= args.head_dim;  // rotated for there, written here
-    NoisyDevice::rope_kv(last, 1);
-  }
-  // 1/sqrt(d) off by 1 %.
+  // The last token of every batch is rotated as its successor would be, or 1/sqrt(d) is off by 1 %.
   void attention(const AttentionArgs& args, int64_t T, Act out) override {
     AttentionArgs a = args;
     if (defect_ == Defect::attention_scale) a.scale *= 1.01f;
+    if (defect_ == Defect::rope_position && a.rope != RopeKind::none) {
+      head_norm(a.q_norm, a.norm_eps, T * a.n_head, a.q), a.q_norm = {};
+      head_norm(a.k_norm, a.norm_eps, T * a.n_head_kv, a.k), a.k_norm = {};
+      for (int64_t h = 0; h < a.n_head; ++h) rotate_by_one(a, a.q + ((T - 1) * a.n_head + h) * a.head_dim);
+      for (int64_t h = 0; h < a.n_head_kv; ++h) rotate_by_one(a, a.k + ((T - 1) * a.n_head_kv + h) * a.head_dim);
+    }
     NoisyDevice::attention(a, T, out);
   }
   // One channel of every norm, 1 % off.
@@ -55,12 +49,13 @@ class Mutant final : public test::NoisyDevice {
     for (int64_t t = 0; t < T; ++t) out.x[t * args.n] *= 1.01f;
   }
   // Biases of q, k and v.
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override {
+  using NoisyDevice::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override {
     std::vector<MatmulPart> edited(parts.begin(), parts.end());
     if (defect_ == Defect::missed_bias && parts.size() == 3) {
       for (MatmulPart& p : edited) p.bias = {};
     }
-    NoisyDevice::matmul(edited, in, T);
+    NoisyDevice::matmul(edited, in, T, next);
   }
 
  protected:
@@ -78,6 +73,22 @@ class Mutant final : public test::NoisyDevice {
   }
 
  private:
+  // What attention() does to heads before their rotation: x [n][weight.n].
+  void head_norm(Vector weight, float eps, int64_t n, float* x) {
+    if (weight) oracle().norm({NormKind::rms, weight, {}, eps, weight.n}, x, n, {x, nullptr});
+  }
+  // By one position more than attention() will.
+  static void rotate_by_one(const AttentionArgs& a, float* head) {
+    const int64_t half = a.n_rot / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      const float c = std::cos(a.inv_freq[i]), s = std::sin(a.inv_freq[i]);
+      float& first = a.rope == RopeKind::neox ? head[i] : head[2 * i];
+      float& second = a.rope == RopeKind::neox ? head[i + half] : head[2 * i + 1];
+      const float x = first, y = second;
+      first = x * c - y * s, second = x * s + y * c;
+    }
+  }
+
   Defect defect_;
   int matrices_ = 0;
 };

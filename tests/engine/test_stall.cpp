@@ -39,7 +39,8 @@ struct Divided {
 
 std::string error_of(Engine& e, std::vector<int32_t> ids) {
   try {
-    e.eval(ids);
+    engine::Sequence text = e.sequence();
+    e.eval(text, ids);
   } catch (const Error& error) {
     return error.what();
   }
@@ -73,7 +74,10 @@ TEST(Stall, TheCauseIsReportedAndNotTheConsequence) {
   class Failing final : public ForwardingDevice {
    public:
     using ForwardingDevice::ForwardingDevice;
-    void norm(const NormArgs&, const float*, int64_t, Act) override { fail("no such norm"); }
+    void ffn_sparse(const FfnShard&, const SparseArgs&, const Input&, int64_t, Vector, float*,
+                    const NextNorm*) override {
+      fail("no such FFN");
+    }
   };
   for (const bool on_host : {true, false}) {
     Divided d;
@@ -83,7 +87,7 @@ TEST(Stall, TheCauseIsReportedAndNotTheConsequence) {
     d.engine.reset();
     const auto fresh_main = cpu::make_reference_device();
     Engine e(d.model, main, {.patience = kPatience}, {host, test::halves(d.model.config()), d.team});
-    EXPECT_EQ(error_of(e, {1}), "no such norm") << (on_host ? "on the host" : "on the main device");
+    EXPECT_EQ(error_of(e, {1}), "no such FFN") << (on_host ? "on the host" : "on the main device");
   }
 }
 

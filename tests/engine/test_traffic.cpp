@@ -29,7 +29,7 @@ class Traffic : public testing::Test {
     return std::make_unique<Engine>(model_, *main_, engine::EngineOptions{.sparsity = sparsity},
                                     engine::Division{*host_, placement, team_});
   }
-  // Layer 0: a third of the neurons hot. Layer 1: on the CPU, but for the gates of half of its neurons.
+  // Layer 0: a third of the neurons hot. Layer 1: on the CPU.
   static engine::Placement placement() {
     engine::Placement p;
     p.embedding = engine::Where::gpu, p.output = engine::Where::cpu;
@@ -37,7 +37,6 @@ class Traffic : public testing::Test {
     p.layers[0].attention = engine::Where::gpu;
     for (int32_t id = 0; id < 96; id += 3) p.layers[0].gpu_bucket.push_back(id);
     p.layers[1].attention = engine::Where::cpu;
-    for (int32_t id = 0; id < 48; ++id) p.layers[1].gpu_gates.push_back(id);
     return p;
   }
   test::TempDir dir_;
@@ -71,9 +70,8 @@ TEST_F(Traffic, OfTheNeuronsThatWereActive) {
   // Every gate where it lives; up and down of 6 and 4 active neurons a token.
   expect_bytes(t.layers[0].ffn, (32 + 2 * 6) * kRow, (64 + 2 * 4) * kRow, "ffn 0");
   expect_bytes(t.layers[0].selection, 0, 0, "selection 0");
-  // The gates on the main device go first; the CPU has the others, and all up and down rows.
-  expect_bytes(t.layers[1].selection, 48 * kRow, 0, "selection 1");
-  expect_bytes(t.layers[1].ffn, 0, (48 + 2 * 6) * kRow, "ffn 1");
+  expect_bytes(t.layers[1].selection, 0, 0, "selection 1");
+  expect_bytes(t.layers[1].ffn, 0, (96 + 2 * 6) * kRow, "ffn 1");
   SideBytes sum = t.head;
   for (const LayerTraffic& l : t.layers) sum += l.attention, sum += l.selection, sum += l.ffn;
   expect_bytes(t.total(), sum.main, sum.host, "total");

@@ -93,8 +93,8 @@ TEST_P(GpuEngine, GivesTheGoldens) {
     const test::ErrorLimits limits(path_, prompt, test::kGpuArithmetic, {});
     const double of_weights = test::golden_error(limits.expected()[0], g);
     const double bound = limits.worst(0) + of_weights;
-    e.truncate(0);
-    const double error = test::golden_error(e.eval(g.ids), g);
+    engine::Sequence text = e.sequence();
+    const double error = test::golden_error(e.eval(text, g.ids), g);
     EXPECT_LE(error, bound) << g.prompt;
     if (!is_quantized(GetParam().type))
       test::expect_greedy(e, g,
@@ -113,8 +113,9 @@ TEST_P(GpuEngine, TheSameBitsRunAfterRun) {
     const auto gpu = cuda::make_device(0);
     Engine e(model, *gpu, {});
     const std::vector<int32_t> ids = {1, 5, 7, 2, 9, 30, 4};
-    e.eval(ids);
-    const auto logits = e.eval({&ids[3], 1});
+    engine::Sequence text = e.sequence();
+    e.eval(text, ids);
+    const auto logits = e.eval(text, {&ids[3], 1});
     if (run == 0) first.assign(logits.begin(), logits.end());
     EXPECT_TRUE(std::equal(first.begin(), first.end(), logits.begin())) << run;
   }
@@ -179,21 +180,47 @@ TEST(GpuMemory, OfAWholeModelIsAccountedWithin64MiB) {
   auto model = model::Model::load(test::source_dir() / "models" / "hearth-demo.gguf");
   Engine e(model, *gpu, {});
   expect_accounted("a model");
-  e.eval(test::random_ids(model.config(), 1, 1));
+  engine::Sequence text = e.sequence();
+  e.eval(text, test::random_ids(model.config(), 1, 1));
   expect_accounted("a first step");
-  e.eval(test::random_ids(model.config(), 300, 1));
+  e.eval(text, test::random_ids(model.config(), 300, 1));
   expect_accounted("a prompt");
-  for (const int32_t& id : test::random_ids(model.config(), 20, 2)) e.eval({&id, 1});
+  for (const int32_t& id : test::random_ids(model.config(), 20, 2)) e.eval(text, {&id, 1});
+  for (size_t n = 2; n <= kFewTokens; ++n) e.eval(text, test::random_ids(model.config(), n, 3));
   expect_accounted("recorded steps");
+}
+
+// What plans count is what the device takes.
+TEST(GpuMemory, OfScratchAndActivationsIsKnownBefore) {
+  std::string why;
+  const auto gpus = cuda::list_gpus(&why);
+  if (gpus.empty()) GTEST_SKIP() << "needs a GPU: " << why;
+  auto model = model::Model::load(test::source_dir() / "models" / "hearth-demo.gguf");
+  const model::Config& c = model.config();
+  for (const int64_t n_batch : {1, 100, 512}) {
+    const auto gpu = cuda::make_device(0);
+    const Engine e(model, *gpu, {.n_ctx = 512, .n_batch = n_batch});
+    const auto taken = [&](Purpose purpose) {
+      size_t bytes = 0;
+      for (const MemoryUse& u : gpu->memory()) bytes += u.purpose == purpose ? u.bytes : 0;
+      return bytes;
+    };
+    const auto shape = engine::ActivationShape::of(512, 1, n_batch, model.quantized());
+    EXPECT_EQ(engine::Activations::bytes(c, shape, [](int64_t n) { return cuda::q8_bytes(n); }),
+              taken(Purpose::activations));
+    const size_t planned = cuda::scratch_bytes(gpus[0], engine::limits_of(c, 512, n_batch, model.quantized()));
+    EXPECT_LE(planned, taken(Purpose::scratch));
+    EXPECT_GE(planned + (1 << 20), taken(Purpose::scratch)) << "what is rounded, and the mailboxes' counters";
+  }
 }
 
 // Negative log-likelihoods of a text's tokens, in windows that start afresh.
 std::vector<double> token_losses(Engine& e, std::span<const int32_t> ids, size_t window) {
   std::vector<double> losses;
   for (size_t first = 0; first + window <= ids.size(); first += window) {
-    e.truncate(0);
+    engine::Sequence sequence = e.sequence();
     const auto text = ids.subspan(first, window);
-    e.eval_all(text, [&](int64_t i, std::span<const float> logits) {
+    e.eval_all(sequence, text, [&](int64_t i, std::span<const float> logits) {
       if (static_cast<size_t>(i) + 1 == text.size()) return;
       const double top = *std::max_element(logits.begin(), logits.end());
       double sum = 0;

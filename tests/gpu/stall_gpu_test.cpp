@@ -38,19 +38,20 @@ TEST_P(GpuStall, ACpuThatFallsSilentIsAnErrorAndTheGpuGoesOn) {
     const auto cpu = cpu::make_device(team);
     test::StallingDevice host(*cpu);
     Engine e(model, *gpu, {.use_graph = GetParam(), .patience = 500ms}, {host, test::halves(model.config()), team});
-    EXPECT_NO_THROW(e.eval_greedy(1));
-    EXPECT_NO_THROW(e.eval_greedy(2));
+    engine::Sequence text = e.sequence();
+    EXPECT_NO_THROW(e.eval_greedy(text, 1));
+    EXPECT_NO_THROW(e.eval_greedy(text, 2));
     if (!stall) continue;
     host.stall_for(1500ms);
     const auto begin = std::chrono::steady_clock::now();
     try {
-      e.eval_greedy(3);
+      e.eval_greedy(text, 3);
       ADD_FAILURE() << "a token without the CPU's part";
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(), "the CPU has not answered a layer in 0.5 s; it may have stopped");
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
-    EXPECT_THROW(e.eval_greedy(4), Error);
+    EXPECT_THROW(e.eval_greedy(text, 4), Error);
   }
 }
 

@@ -10,7 +10,8 @@
 
 namespace hearth::test {
 
-// Who may include whom (docs/architecture.md). A folder may always include itself; tools, tests and bench everything.
+// Who includes whom: exactly these, in the code, in CMake and in docs/architecture.md. A folder may always include
+// itself; tests and bench everything.
 struct Arrows {
   std::string_view from;
   std::vector<std::string_view> to;
@@ -24,13 +25,14 @@ inline const std::vector<Arrows>& arrows() {
       {"cuda", {"core"}},
       {"model", {"gguf", "core"}},
       {"predictor", {"core"}},
-      {"engine", {"predictor", "model", "cpu", "cuda", "gguf", "core"}},
-      {"offline", {"engine", "predictor", "model", "text", "gguf", "cpu", "core"}},
+      {"engine", {"model", "core"}},
+      {"offline", {"engine", "predictor", "model", "text", "gguf", "core"}},
+      {"tools", {"offline", "engine", "model", "cuda", "cpu", "text", "gguf", "core"}},
   };
   return table;
 }
 
-constexpr int kMostLines = 800;  // the soft limit is 600
+constexpr int kMostLines = 500;
 
 // "src/engine/forward.cpp" -> "engine", "cpu/isa.cpp" -> "cpu", "CMakeLists.txt" -> "".
 inline std::string module_of(const std::string& path) {

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "model/attach_predictors.h"
 #include "model/model.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
@@ -55,7 +56,7 @@ class PredictorsTest : public testing::Test {
     model_ = Model::load(model_path_);
   }
 
-  // One predictor of each kind.
+  // Every method, and both inputs of gate-bits.
   std::vector<PredictorData> four_kinds() const {
     const Config& c = model_->config();
     const int64_t rank = 32;
@@ -70,10 +71,9 @@ class PredictorsTest : public testing::Test {
     layers[1].method = "mlp", layers[1].relu = true, layers[1].input = PredictorInput::residual;
     layers[1].fc1 = matrix(rank, c.n_embd, DType::q4_0), layers[1].fc2 = matrix(c.n_ff, rank, DType::q4_0);
     layers[1].fc1_bias = test::random_normal(rng, static_cast<size_t>(rank));
-    layers[2].method = "sign", layers[2].n_signs = c.n_embd;
-    for (int64_t i = 0; i < c.n_ff; ++i) layers[2].signs.push_back(static_cast<uint32_t>(rng()));
+    layers[2].method = "gate-bits", layers[2].fc2 = matrix(c.n_ff, c.n_embd, DType::q8_0);
     layers[3].method = "gate-bits", layers[3].fc2 = matrix(c.n_ff, c.n_embd, DType::q4_0);
-    layers[3].input = PredictorInput::previous_ffn_input;
+    layers[3].input = PredictorInput::residual;
     layers[0].figures = {0.99f, 0.9f, 0.991f, 0.6f, 0.1f, 0.15f, 4096};
     return layers;
   }
@@ -109,10 +109,6 @@ void expect_same(const LayerPredictor& a, const LayerPredictor& b) {
   expect_same(a.weights.fc1_bias, b.weights.fc1_bias);
   expect_same(a.weights.fc2, b.weights.fc2);
   expect_same(a.weights.threshold, b.weights.threshold);
-  ASSERT_EQ(a.weights.n_signs, b.weights.n_signs);
-  if (a.weights.signs == nullptr) return;
-  const auto words = static_cast<size_t>(a.weights.n() * ((a.weights.n_signs + 31) / 32));
-  EXPECT_EQ(std::memcmp(a.weights.signs, b.weights.signs, words * sizeof(uint32_t)), 0);
 }
 
 TEST_F(PredictorsTest, SidecarHoldsEveryKind) {
@@ -133,8 +129,8 @@ TEST_F(PredictorsTest, SidecarHoldsEveryKind) {
   EXPECT_EQ(stored[0].figures.tokens, 4096u);
   // fc1 f16 [32, 32], fc2 q8_0 [32, 96], 96 thresholds
   EXPECT_EQ(predictor_bytes(stored[0].predictor), 32u * 32 * 2 + 96 * 34 + 96 * 4);
-  // one word of signs and a threshold for each neuron
-  EXPECT_EQ(predictor_bytes(stored[2].predictor), 96u * 4 + 96 * 4);
+  // fc2 q8_0 [96, 32], 96 thresholds
+  EXPECT_EQ(predictor_bytes(stored[2].predictor), 96u * 34 + 96 * 4);
 }
 
 TEST_F(PredictorsTest, AreCarriedOverAndReplaced) {
@@ -150,7 +146,7 @@ TEST_F(PredictorsTest, AreCarriedOverAndReplaced) {
   s.write(path_);
   s = Sidecar::read(path_);
   const auto stored = read_predictors(*s.file, s.n_embd, s.n_ff);
-  EXPECT_EQ(stored[0].predictor.method, "sign");
+  EXPECT_EQ(stored[0].predictor.method, "gate-bits");
   EXPECT_EQ(stored[2].predictor.method, "svd");
   EXPECT_EQ(s.statistics.tokens, 7u);
   EXPECT_EQ(s.file->find_tensor("blk.0.fc1.weight"), nullptr);
@@ -199,10 +195,8 @@ TEST_F(PredictorsTest, RefusesContradictions) {
               "blk.1.fc1.weight is f16 [64, 32], expected f16 [32, 32]");
   expect_part(damaged([](Layers l) { l[1].fc1 = {}; }), "blk.1.fc1.weight is missing");
   expect_part(damaged([](Layers l) { l[1].fc1_bias.push_back(0); }), "blk.1.fc1.bias");
-  expect_part(damaged([](Layers l) { l[2].signs.resize(95); }), "blk.2.signs is i32 [1, 95], expected i32 [1, 96]");
-  expect_part(damaged([](Layers l) { l[2].method = "gate-bits"; }), "blk.2.fc2.weight is missing");
+  expect_part(damaged([](Layers l) { l[2].fc2 = {}; }), "blk.2.fc2.weight is missing");
   expect_part(damaged([](Layers l) { l[2].method = "oracle"; }), "method 'oracle'");
-  expect_part(damaged([](Layers l) { l[0].input = PredictorInput::previous_ffn_input; }), "no input of that layer");
   expect_part(damaged([](Layers l) { l[0].figures.recall = 1.5f; }), "recall of layer 0 is 1.5");
   expect_part(damaged([](Layers l) { l[0].figures.precision = NAN; }), "precision of layer 0");
   // Thresholds without bounds are meant: never and always.
@@ -210,10 +204,34 @@ TEST_F(PredictorsTest, RefusesContradictions) {
   add_key(path_, "hearth-sparse.predictor.version", uint32_t{2});
   expect_part(message_of([&] { attach_predictors(*model_, Sidecar::read(path_)); }), "predictors of version 2");
   sidecar_with(four_kinds()).write(path_);
+  add_key(path_, "hearth-sparse.predictor.inputs", gguf::Array(std::vector<std::string>(4, "logits")));
+  expect_part(message_of([&] { attach_predictors(*model_, Sidecar::read(path_)); }),
+              "the predictor of layer 0 reads 'logits', expected ffn_input or residual");
+  sidecar_with(four_kinds()).write(path_);
   add_key(path_, "hearth-sparse.predictor.relu", gguf::Array(std::vector<bool>{true}));
   expect_part(message_of([&] { attach_predictors(*model_, Sidecar::read(path_)); }), "one entry for each of 4 layers");
   add_key(path_, "hearth-sparse.predictor.methods", std::string("svd"));
   expect_part(message_of([&] { attach_predictors(*model_, Sidecar::read(path_)); }), "predictor.methods");
+}
+
+// Sidecars of before hold kinds that are gone: one line says so, and a new fit replaces all that is there.
+TEST_F(PredictorsTest, KindsThatAreGoneAreToBeFittedAgain) {
+  write_model({.n_layer = 4});
+  const std::string again = "; fit again with `hearth predictor fit`";
+  std::vector<PredictorData> layers = four_kinds();
+  layers[1].method = "sign";
+  sidecar_with(layers).write(path_);
+  expect_part(message_of([&] { attach_predictors(*model_, Sidecar::read(path_)); }),
+              "the predictor of layer 1 is of a kind that hearth no longer runs (method 'sign')" + again);
+  sidecar_with(four_kinds()).write(path_);
+  add_key(path_, "hearth-sparse.predictor.inputs",
+          gguf::Array(std::vector<std::string>{"ffn_input", "residual", "previous_ffn_input", "ffn_input"}));
+  Sidecar old = Sidecar::read(path_);
+  expect_part(message_of([&] { attach_predictors(*model_, old); }),
+              "the predictor of layer 2 is of a kind that hearth no longer runs (input 'previous_ffn_input')" + again);
+  old.new_predictors = four_kinds();
+  old.write(path_);
+  EXPECT_TRUE(attach_predictors(*model_, Sidecar::read(path_)));
 }
 
 TEST_F(PredictorsTest, PowerInferFile) {
@@ -252,7 +270,7 @@ TEST_F(PredictorsTest, OfAFileWithGgufsMagicReadTheNormedInput) {
   EXPECT_EQ(model_->weights().layers[0].predictor.input, PredictorInput::ffn_input);
   add_key(model_path_, "hearth.predictor.input", std::string("residual"));
   EXPECT_EQ(Model::load(model_path_).weights().layers[0].predictor.input, PredictorInput::residual);
-  add_key(model_path_, "hearth.predictor.input", std::string("previous_ffn_input"));
+  add_key(model_path_, "hearth.predictor.input", std::string("logits"));
   expect_part(message_of([&] { Model::load(model_path_); }), "expected ffn_input or residual");
   EXPECT_FALSE(model_->weights().layers[0].predictor.weights.threshold.data[0] > 0);
 }

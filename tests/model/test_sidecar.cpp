@@ -39,6 +39,7 @@ class SidecarTest : public testing::Test {
       l.previous = {400.5, 999};
       l.recent = {800.25, 900};
       l.named = {33, 22};
+      l.unions = {{{20000, 990}, {30000, 950}, {40000, 900}}};
       l.moments = test::random_normal(rng, static_cast<size_t>(s.n_embd * s.n_embd));
     }
     return s;
@@ -75,7 +76,30 @@ TEST_F(SidecarTest, IsReadBackAsWritten) {
     EXPECT_EQ(b.layers[l].previous.sum, 400.5);
     EXPECT_EQ(b.layers[l].recent.tokens, 900u);
     EXPECT_EQ(b.layers[l].named.per_active(), 1.5);
+    EXPECT_EQ(b.layers[l].unions, a.layers[l].unions);
   }
+}
+
+// As they were written before unions were counted.
+TEST_F(SidecarTest, UnionsAreOptional) {
+  filled().write(path_);
+  {
+    const gguf::File file = gguf::File::open(path_);
+    gguf::Writer out(path_);
+    for (const auto& kv : file.metadata()) {
+      if (!kv.key.starts_with("hearth-sparse.profile.union_")) out.set(kv.key, kv.value);
+    }
+    std::vector<std::pair<size_t, std::span<const std::byte>>> tensors;
+    for (const auto& t : file.tensors()) {
+      tensors.push_back({out.add_tensor(t.name, t.traits->type, t.ne), file.data(t)});
+    }
+    out.begin();
+    for (const auto& [index, data] : tensors) out.write(index, 0, data);
+    out.finish();
+  }
+  const Sidecar old = Sidecar::read(path_);
+  EXPECT_EQ(old.statistics.tokens, 1000u);
+  for (const NeuronUnion& u : old.statistics.layers[1].unions) EXPECT_FALSE(u.share(96).has_value());
 }
 
 TEST_F(SidecarTest, CarriesOverWhatItDoesNotKnow) {
@@ -143,6 +167,10 @@ TEST_F(SidecarTest, RefusesContradictions) {
   EXPECT_NE(damaged([](Sidecar& s) { s.statistics.layers[0].moments[9] = INFINITY; }).find("moments"),
             std::string::npos);
   EXPECT_NE(damaged([](Sidecar& s) { s.statistics.layers[0].previous.sum = 1000; }).find("coactive_previous"),
+            std::string::npos);
+  EXPECT_NE(damaged([](Sidecar& s) { s.statistics.layers[1].unions[2].neurons = 900 * 96 + 1; }).find("unions of 8"),
+            std::string::npos);
+  EXPECT_NE(damaged([](Sidecar& s) { s.statistics.layers[1].unions[0].windows = 1001; }).find("unions of 2"),
             std::string::npos);
   EXPECT_NE(damaged([](Sidecar& s) { s.statistics.threshold = NAN; }).find("threshold"), std::string::npos);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "engine/kv_cache.h"
 #include "offline/plan/planner.h"
 #include "support/random.h"
 
@@ -13,8 +14,8 @@ namespace hearth::test {
 inline offline::ModelShape llama_7b() {
   offline::ModelShape s;
   s.name = "llama-7b", s.fingerprint = "0123456789abcdef", s.type_name = "f16";
-  s.n_embd = 4096, s.n_vocab = 32000, s.n_ctx_train = 4096;
-  s.n_head = s.n_head_kv = 32, s.head_dim = 128;
+  s.config.n_layer = 32, s.config.n_embd = 4096, s.config.n_ff = 11008, s.config.n_vocab = 32000;
+  s.config.n_head = s.config.n_head_kv = 32, s.config.head_dim = 128, s.config.n_ctx_train = 4096;
   s.embedding_bytes = s.output_bytes = 32000ull * 4096 * 2;
   s.small_bytes = 4096 * 4;
   offline::LayerShape l;
@@ -31,8 +32,9 @@ inline offline::ModelShape llama_7b() {
 inline offline::ModelShape random_shape(std::mt19937& rng, int64_t n_layer, int64_t max_n_ff) {
   offline::ModelShape s;
   s.name = "random", s.fingerprint = "fedcba9876543210", s.type_name = "f32";
-  s.n_embd = random_int(rng, 8, 64), s.n_vocab = 100, s.n_ctx_train = 64;
-  s.n_head = 4, s.n_head_kv = random_int(rng, 0, 1) == 0 ? 4 : 1, s.head_dim = 8;
+  s.config.n_layer = n_layer, s.config.n_embd = random_int(rng, 8, 64), s.config.n_ff = max_n_ff;
+  s.config.n_vocab = 100, s.config.n_ctx_train = 64;
+  s.config.n_head = s.config.n_head_kv = random_int(rng, 1, 4), s.config.head_dim = random_int(rng, 2, 40);
   s.tied_head = random_int(rng, 0, 1) == 0;
   s.embedding_bytes = s.output_bytes = static_cast<uint64_t>(random_int(rng, 1000, 60000));
   s.small_bytes = 100;
@@ -41,7 +43,7 @@ inline offline::ModelShape random_shape(std::mt19937& rng, int64_t n_layer, int6
     offline::LayerShape l;
     l.n_ff = random_int(rng, 1, max_n_ff);
     l.attention_bytes = static_cast<uint64_t>(random_int(rng, 1000, 40000));
-    l.kv_token_bytes = static_cast<uint64_t>(random_int(rng, 10, 500));
+    l.kv_token_bytes = engine::KvCache::layer_page_bytes(s.config) / kPagePositions;
     l.small_bytes = 50;
     l.gate_bytes = static_cast<uint64_t>(random_int(rng, 500, 4000));
     l.up_down_bytes = l.gate_bytes * (gated ? 2 : 1);
@@ -72,8 +74,8 @@ inline offline::PlanRequest random_request(std::mt19937& rng) {
   r.cost.cpu_bandwidth = 1e8 * (0.5 + 9 * u(rng));
   r.cost.handoff_seconds = 2e-5 * u(rng);
   r.cost.overlap_loss = 0.3 * u(rng);
-  r.reserve = {
-      .context_bytes = 1000, .margin_bytes = 100, .staging_bytes = 200, .workspace_bytes = 300, .alignment = 16};
+  r.reserve.context_bytes = 1000, r.reserve.margin_bytes = 100, r.reserve.staging_bytes = 200;
+  r.reserve.alignment = 16;
   return r;
 }
 

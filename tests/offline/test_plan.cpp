@@ -1,13 +1,11 @@
 // Plans of a real model's shape: every budget, every condition, and what they say about themselves.
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <numeric>
 
 #include "core/error.h"
+#include "engine/page_pool.h"
 #include "offline/plan/explain.h"
-#include "offline/plan/machine.h"
-#include "offline/plan/plan_file.h"
 #include "offline/plan/planner.h"
 #include "offline/profile/import.h"
 #include "plan_cases.h"
@@ -19,6 +17,7 @@ namespace hearth::offline {
 namespace {
 
 using engine::Selection;
+using engine::Sparsity;
 using engine::Where;
 using test::message_of;
 
@@ -27,9 +26,9 @@ uint64_t gib(double n) {
   return static_cast<uint64_t>(n * kGiB);
 }
 
-PlanRequest request(SparsityRule rule = SparsityRule::auto_, int64_t n_ctx = 2048) {
+PlanRequest request(Sparsity sparsity = Sparsity::auto_, int64_t n_ctx = 2048) {
   PlanRequest r;
-  r.sparsity = rule;
+  r.sparsity = sparsity;
   r.n_ctx = n_ctx;
   return r;
 }
@@ -37,7 +36,7 @@ PlanRequest request(SparsityRule rule = SparsityRule::auto_, int64_t n_ctx = 204
 // What a plan says about itself must follow from its lists of neurons.
 void check_accounts(const Planner& planner, const Plan& plan) {
   const ModelShape& s = planner.shape();
-  uint64_t attention = 0, kv = 0, gates = 0, up_down = 0, predictors = 0;
+  uint64_t attention = 0, kv = 0, neurons = 0, predictors = 0;
   double hot = 0, all = 0;
   for (size_t l = 0; l < s.layers.size(); ++l) {
     const engine::LayerPlacement& p = plan.placement.layers[l];
@@ -45,10 +44,9 @@ void check_accounts(const Planner& planner, const Plan& plan) {
     ASSERT_TRUE(std::is_sorted(p.gpu_bucket.begin(), p.gpu_bucket.end()));
     if (p.attention == Where::gpu) {
       attention += shape.attention_bytes;
-      kv += shape.kv_token_bytes * static_cast<uint64_t>(plan.placement.n_ctx);
+      kv += shape.kv_token_bytes * static_cast<uint64_t>(engine::pages_of(plan.placement.n_ctx) * kPagePositions);
     }
-    gates += shape.gate_bytes * (p.gpu_bucket.size() + p.gpu_gates.size());
-    up_down += shape.up_down_bytes * p.gpu_bucket.size();
+    neurons += shape.neuron_bytes() * p.gpu_bucket.size();
     if (p.selection == Selection::predictor && p.predictor == Where::gpu) predictors += shape.predictor_bytes;
     for (const double f : planner.frequencies().p[l]) all += f;
     for (const int32_t id : p.gpu_bucket) hot += planner.frequencies().p[l][static_cast<size_t>(id)];
@@ -60,9 +58,8 @@ void check_accounts(const Planner& planner, const Plan& plan) {
     EXPECT_LE(static_cast<double>(planned - tensors), 1e-3 * static_cast<double>(tensors) + 1e5);
   };
   close(plan.gpu.attention, attention);
-  close(plan.gpu.gates, gates);
+  close(plan.gpu.neurons, neurons);
   close(plan.gpu.predictors, predictors);
-  EXPECT_EQ(plan.gpu.up_down, up_down);
   EXPECT_EQ(plan.gpu.kv_cache, kv);
   EXPECT_NEAR(plan.hit_rate, hot / all, 1e-9);
   EXPECT_LE(plan.gpu.total(), plan.placement.vram_budget);
@@ -106,7 +103,7 @@ TEST(Plan, WithoutAGpu) {
   EXPECT_FALSE(plan.placement.uses_gpu());
   EXPECT_EQ(plan.gpu.total(), 0u);
   EXPECT_EQ(plan.traffic.gpu(), 0.0);
-  for (const auto& l : plan.placement.layers) EXPECT_TRUE(l.gpu_bucket.empty() && l.gpu_gates.empty());
+  for (const auto& l : plan.placement.layers) EXPECT_TRUE(l.gpu_bucket.empty());
   // All attention, gates and head, and a ninth of the up and down rows, at the shares of 70 GB/s that kernels reach.
   const double dense =
       static_cast<double>(shape.output_bytes) + 32 * (4.0 * 4096 * 4096 * 2 + 1024.0 * 4096 * 4 + 11008.0 * 8192);
@@ -165,7 +162,7 @@ TEST(Plan, HotSetsAreThoseOfAGlobalSort) {
     const double s = scale(rng);
     for (double& x : p) x *= s;
   }
-  const Planner planner(shape, f, request(SparsityRule::predict));
+  const Planner planner(shape, f, request(Sparsity::predict));
   const Plan plan = planner.plan(gib(9));
   double coldest_hot = 1, hottest_cold = 0;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
@@ -192,7 +189,7 @@ TEST(Plan, LooksAheadWhereThatPays) {
   ModelShape shape = test::llama_7b();
   for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000, l.can_look_ahead = &l != &shape.layers.front();
   const Frequencies f = typical_frequencies(shape, 0.11);
-  PlanRequest r = request(SparsityRule::predict);
+  PlanRequest r = request(Sparsity::predict);
   const CostModel& c = r.cost;
   for (const double budget : {3.0, 6.0, 8.0}) {
     SCOPED_TRACE(budget);
@@ -235,7 +232,7 @@ TEST(Plan, LinkedNeuronsBalanceTheCold) {
   ModelShape shape = test::llama_7b();
   for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000;
   const Frequencies f = typical_frequencies(shape, 0.11);
-  PlanRequest r = request(SparsityRule::predict);
+  PlanRequest r = request(Sparsity::predict);
   const Plan automatic = Planner(shape, f, r).plan(gib(8));
   r.cost.link_share = 0.0;
   const Plan without = Planner(shape, f, r).plan(gib(8));
@@ -296,7 +293,7 @@ TEST(Plan, TheCpuRestsWhereTheLinkIsSooner) {
   ModelShape shape = test::llama_7b();
   for (LayerShape& l : shape.layers) l.predictor_bytes = 31'000'000;
   const Frequencies f = typical_frequencies(shape, 0.11);
-  PlanRequest r = request(SparsityRule::predict);
+  PlanRequest r = request(Sparsity::predict);
   const uint64_t budget = Planner(shape, f, r).largest_useful_budget() * 199 / 200;
   const auto linked_share = [&](const Plan& plan, size_t l) {
     const engine::LayerPlacement& p = plan.placement.layers[l];
@@ -305,24 +302,28 @@ TEST(Plan, TheCpuRestsWhereTheLinkIsSooner) {
   };
   const Plan plan = Planner(shape, f, r).plan(budget);
   EXPECT_LT(plan.hit_rate, 1);
-  EXPECT_EQ(plan.traffic.cpu_sparse, 0);
-  EXPECT_DOUBLE_EQ(plan.link_share, 1);
+  int asking = 0;  // the layer at which the budget ends may have more cold neurons than the others
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     const LayerReport& layer = plan.layers[l];
-    EXPECT_DOUBLE_EQ(linked_share(plan, l), 1) << "layer " << l;
-    if (layer.choice.hot == layer.n_ff) continue;
     const CostModel& c = r.cost;
-    EXPECT_LT(c.linked(layer.ffn.link, true), c.handoff_seconds);
+    if (c.linked(layer.ffn.link + layer.ffn.cpu_sparse, true) >= c.handoff_seconds) {
+      ++asking;
+      continue;
+    }
+    EXPECT_DOUBLE_EQ(linked_share(plan, l), 1) << "layer " << l;
+    EXPECT_EQ(layer.ffn.cpu_sparse, 0);
+    if (layer.choice.hot == layer.n_ff) continue;
     EXPECT_NEAR(layer.seconds,
                 c.gpu_dense(layer.attention.gpu_dense) + c.gpu_predictor(31e6) +
                     (c.attention_kernels + c.ffn_kernels) * c.kernel_seconds +
                     c.overlapped(c.gpu_sparse(layer.ffn.gpu_sparse), c.linked(layer.ffn.link, true)),
                 1e-9 * layer.seconds);
   }
+  EXPECT_LE(asking, 1);
   const uint64_t smaller = budget * 19 / 20;  // which takes more than the embedding
   r.cost.pcie_bandwidth /= 50;
   const Plan slow_link = Planner(shape, f, r).plan(smaller);
-  r = request(SparsityRule::predict), r.cost.handoff_seconds = 0;
+  r = request(Sparsity::predict), r.cost.handoff_seconds = 0;
   const Plan quick_cpu = Planner(shape, f, r).plan(smaller);
   for (const Plan* p : {&slow_link, &quick_cpu}) {
     EXPECT_GT(p->traffic.cpu_sparse, 0);
@@ -343,7 +344,7 @@ TEST(Plan, ErrorsSayWhatWouldWork) {
   EXPECT_LT(advised, 1.0);
   EXPECT_NO_THROW(planner.plan(gib(advised)));
 
-  PlanRequest r = request(SparsityRule::auto_, 4096);
+  PlanRequest r = request(Sparsity::auto_, 4096);
   r.host_memory = gib(14);
   const Planner tight(shape, f, r);
   EXPECT_NO_THROW(tight.plan(gib(4)));
@@ -358,14 +359,14 @@ TEST(Plan, ErrorsSayWhatWouldWork) {
 
   ModelShape learned = shape;
   learned.learned_positions = true;
-  EXPECT_NE(message_of([&] { Planner(learned, f, request(SparsityRule::auto_, 5000)); }).find("use -c 4096"),
+  EXPECT_NE(message_of([&] { Planner(learned, f, request(Sparsity::auto_, 5000)); }).find("use -c 4096"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { Planner(shape, f, request(SparsityRule::predict)); }).find("needs predictors"),
+  EXPECT_NE(message_of([&] { Planner(shape, f, request(Sparsity::predict)); }).find("needs predictors"),
             std::string::npos);
   r = request();
   r.cost.cpu_bandwidth = 0;
   EXPECT_NE(message_of([&] { Planner(shape, f, r); }).find("bandwidth"), std::string::npos);
-  EXPECT_THROW(parse_sparsity_rule("sometimes"), Error);
+  EXPECT_THROW(engine::parse_sparsity("sometimes"), Error);
 }
 
 TEST(Plan, SaysWhatAProfileWouldGain) {
@@ -378,7 +379,7 @@ TEST(Plan, SaysWhatAProfileWouldGain) {
   ASSERT_TRUE(e.one_more_gib.has_value());
   EXPECT_GT(e.one_more_gib->tokens_per_second, plan.tokens_per_second());
   const std::string table = plan_table(planner, plan, e);
-  for (const char* part : {"no profile", "one more GiB", "KV cache", "up and down rows", "hit rate", "tok/s", "why"}) {
+  for (const char* part : {"no profile", "one more GiB", "KV cache", "hot neurons", "hit rate", "tok/s", "why"}) {
     EXPECT_NE(table.find(part), std::string::npos) << part;
   }
   const nlohmann::json j = plan_json(planner, plan, e);
@@ -393,7 +394,7 @@ TEST(Plan, ReluLlamaSevenBFromItsRealCounts) {
   HEARTH_NEEDS_SHARED("profiles/relullama-7b-activation");
   const auto directory = test::shared_dir() / "profiles" / "relullama-7b-activation";
   ModelShape shape = test::llama_7b();
-  model::Sidecar sidecar(shape.fingerprint, shape.name, shape.n_embd, std::vector<int64_t>(32, 11008));
+  model::Sidecar sidecar(shape.fingerprint, shape.name, shape.config.n_embd, std::vector<int64_t>(32, 11008));
   import_powerinfer(directory, std::nullopt, sidecar);
   const auto counts = read_powerinfer_counts(directory);
   for (const bool predictor : {false, true}) {
@@ -406,7 +407,7 @@ TEST(Plan, ReluLlamaSevenBFromItsRealCounts) {
       std::printf("    %s, %2.0f GiB: hit rate %.1f %%, %.1f tok/s, %.0f MB/token on the GPU, %.0f on the CPU\n",
                   predictor ? "predictor" : "exact    ", budget, 100 * plan.hit_rate, plan.tokens_per_second(),
                   plan.traffic.gpu() / 1e6, plan.traffic.cpu() / 1e6);
-      // Not the hit rate: gate rows may be worth more than whole neurons.
+      // Not the hit rate: other tensors may be worth more than neurons.
       EXPECT_GT(plan.tokens_per_second(), before);
       before = plan.tokens_per_second();
       for (size_t l = 0; l < 32; ++l) {
@@ -450,126 +451,6 @@ TEST(Plan, OfAFile) {
   const model::Model q = model::Model::load(dir / "q.gguf");
   EXPECT_FALSE(shape_of(q).layers[0].by_neuron);
   EXPECT_EQ(shape_of(q).layers[0].gate_bytes, 34u);
-}
-
-class PlanFile : public testing::Test {
- protected:
-  PlanFile() {
-    ModelShape shape = test::llama_7b();
-    shape.layers.resize(3);
-    for (LayerShape& l : shape.layers) l.n_ff = 40;
-    const Planner planner(shape, typical_frequencies(shape, 0.11), request());
-    placement_ = planner.plan(planner.smallest_budget() + 700'000'000).placement;
-    config_.n_layer = 3, config_.n_ff = 40;
-  }
-  engine::Placement placement_;
-  model::Config config_;
-  test::TempDir dir_;
-};
-
-TEST_F(PlanFile, IsReadBackAsWritten) {
-  placement_.layers[0].selection = Selection::predictor, placement_.layers[0].predictor = Where::gpu;
-  placement_.layers[0].gpu_bucket = {1, 3}, placement_.layers[0].gpu_gates = {},
-  placement_.layers[0].gpu_linked = {2, 30}, placement_.layers[1].look_ahead = true;
-  save_placement(placement_, dir_ / "p.json");
-  const engine::Placement p = load_placement(dir_ / "p.json");
-  EXPECT_EQ(p.layers, placement_.layers);
-  EXPECT_EQ(p.layers[0].gpu_linked, (std::vector<int32_t>{2, 30}));
-  EXPECT_EQ(p.model_fingerprint, placement_.model_fingerprint);
-  EXPECT_EQ(p.n_ctx, placement_.n_ctx);
-  EXPECT_EQ(p.n_batch, placement_.n_batch);
-  EXPECT_EQ(p.vram_budget, placement_.vram_budget);
-  EXPECT_EQ(p.embedding, placement_.embedding);
-  EXPECT_EQ(p.output, placement_.output);
-  EXPECT_EQ(p.planned_bytes(), placement_.planned_bytes());
-  EXPECT_NO_THROW(engine::check_placement(p, config_, "0123456789abcdef"));
-}
-
-TEST_F(PlanFile, IsCheckedAgainstTheModel) {
-  const auto message = [&](const std::function<void(engine::Placement&)>& damage) {
-    engine::Placement p = placement_;
-    damage(p);
-    return message_of([&] { engine::check_placement(p, config_, "0123456789abcdef"); });
-  };
-  const auto has = [](const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-  };
-  EXPECT_EQ(message([](auto&) {}), "no error");
-  has(message([](auto& p) { p.model_fingerprint = std::string(16, 'f'); }), "another model");
-  has(message([](auto& p) { p.layers.pop_back(); }), "2 layers and the model 3");
-  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 40}; }), "neuron 40");
-  has(message([](auto& p) { p.layers[1].gpu_bucket = {-1}; }), "neuron -1");
-  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 3}; }), "not ascending");
-  has(message([](auto& p) { p.layers[1].gpu_bucket = {3, 5}, p.layers[1].gpu_gates = {5}; }), "neuron 5 of layer 1");
-  has(message([](auto& p) {
-        p.layers[0].selection = Selection::predictor, p.layers[0].gpu_bucket = {}, p.layers[0].gpu_gates = {5};
-      }),
-      "lone gate rows");
-  const auto link = [](auto& p, std::vector<int32_t> hot) {
-    p.layers[2].selection = Selection::predictor, p.layers[2].predictor = Where::gpu;
-    p.layers[2].gpu_gates = {}, p.layers[2].gpu_bucket = std::move(hot), p.layers[2].gpu_linked = {5};
-  };
-  EXPECT_EQ(message([&](auto& p) { link(p, {3}); }), "no error");
-  has(message([&](auto& p) { link(p, {3, 5}); }), "neuron 5 of layer 2 in gpu_bucket and in gpu_linked");
-  has(message([&](auto& p) { link(p, {}); }), "over the link");
-  has(message([&](auto& p) { link(p, {3}), p.layers[2].selection = Selection::gate; }), "over the link");
-  has(message([](auto& p) { p.vram_budget = 10; }), "its budget is 10");
-  has(message([](auto& p) { p.n_ctx = 0; }), "context of 0");
-}
-
-TEST_F(PlanFile, RefusesWhatIsNoPlan) {
-  const nlohmann::json good = placement_json(placement_);
-  const auto refused = [&](const std::function<void(nlohmann::json&)>& damage) {
-    nlohmann::json j = good;
-    damage(j);
-    EXPECT_THROW(parse_placement(j.dump(), "p.json"), Error) << j.dump().substr(0, 200);
-  };
-  EXPECT_NO_THROW(parse_placement(good.dump(), "p.json"));
-  for (const auto& [key, value] : good.items()) {
-    refused([&](auto& j) { j.erase(key); });
-    refused([&](auto& j) { j[key] = nullptr; });
-    refused([&](auto& j) { j[key] = -1.5; });
-  }
-  refused([](auto& j) { j["version"] = 1; });
-  refused([](auto& j) { j["layers"][0]["look_ahead"] = 1; });
-  refused([](auto& j) { j["format"] = "other"; });
-  refused([](auto& j) { j["output"] = "tpu"; });
-  refused([](auto& j) { j["layers"][0] = 7; });
-  refused([](auto& j) { j["layers"][0]["selection"] = "guess"; });
-  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {1, "2"}; });
-  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {-1}; });
-  refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {4294967296}; });
-  const std::string text = good.dump();
-  for (size_t n = 0; n < text.size(); n += 1 + n / 8) {
-    EXPECT_THROW(parse_placement(text.substr(0, n), "p.json"), Error) << n;
-  }
-  EXPECT_THROW(load_placement(dir_ / "absent.json"), Error);
-  EXPECT_THROW(parse_placement("[1,2]", "p.json"), Error);
-}
-
-TEST(PlanMachine, IsMeasuredOnce) {
-  const test::TempDir dir;
-  const auto cache = dir / "hearth/machine.json";
-  int measured = 0;
-  const auto measure = [&] {
-    ++measured;
-    return MachineBandwidth{1e10, 2e12, 3e9};
-  };
-  EXPECT_EQ(cached_bandwidth(cache, "a", measure).gpu, 2e12);
-  EXPECT_EQ(cached_bandwidth(cache, "a", measure).pcie, 3e9);
-  EXPECT_EQ(measured, 1);
-  cached_bandwidth(cache, "b", measure);  // another machine, or another number of threads
-  EXPECT_EQ(measured, 2);
-  cached_bandwidth(cache, "a", measure);
-  EXPECT_EQ(measured, 2);
-  for (const char* damage : {"not json", "[]", R"({"a":{"cpu":0,"gpu":1,"pcie":1}})", R"({"a":{"cpu":"x"}})"}) {
-    std::ofstream(cache) << damage;
-    const int before = measured;
-    EXPECT_EQ(cached_bandwidth(cache, "a", measure).cpu, 1e10);
-    EXPECT_EQ(measured, before + 1) << damage;
-  }
-  EXPECT_EQ(cached_bandwidth(std::nullopt, "a", measure).cpu, 1e10);
-  EXPECT_NE(machine_key(3, "").find("3 threads | no GPU"), std::string::npos);
 }
 
 }  // namespace

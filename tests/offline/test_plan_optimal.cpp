@@ -1,21 +1,18 @@
-// The planner against everything that is possible (tiny models) and against an exact integer programme (small ones).
+// The planner against everything that is possible (tiny models), and against a bound on the optimum (larger ones).
 #include <gtest/gtest.h>
 
 #include <numeric>
 
+#include "engine/page_pool.h"
 #include "offline/plan/planner.h"
 #include "plan_cases.h"
-#ifdef HEARTH_HAS_GLPK
-#include <glpk.h>
-#endif
 
 namespace hearth::offline {
 namespace {
 
-using engine::Selection;
 using engine::Where;
 
-enum State { cold, gate_only, hot };
+enum State { cold, hot };
 
 // The time of one layer written from cost_model.h's description, neuron by neuron, for any assignment of states.
 double layer_seconds(const LayerShape& l, const std::vector<double>& p, const PlanRequest& r, double n_kv,
@@ -23,36 +20,35 @@ double layer_seconds(const LayerShape& l, const std::vector<double>& p, const Pl
   const CostModel& c = r.cost;
   const double gate = static_cast<double>(l.gate_bytes), rows = static_cast<double>(l.up_down_bytes);
   double gpu_gates = 0, gpu_rows = 0, cpu_gates = 0, cpu_rows = 0;
-  bool any_cold = false, any_gate_only = false, any_gpu = false;
+  bool any_cold = false, any_hot = false;
   for (size_t i = 0; i < states.size(); ++i) {
     (states[i] == cold ? cpu_gates : gpu_gates) += gate;
     (states[i] == hot ? gpu_rows : cpu_rows) += p[i] * rows;
-    any_cold |= states[i] != hot, any_gate_only |= states[i] == gate_only, any_gpu |= states[i] != cold;
+    (states[i] == hot ? any_hot : any_cold) = true;
   }
-  const double g = gpu_gates / (c.gpu_bandwidth * c.gpu_dense_efficiency);
-  const double on_gpu = gpu_rows / (c.gpu_bandwidth * c.gpu_sparse_efficiency);
+  const double on_gpu =
+      gpu_gates / (c.gpu_bandwidth * c.gpu_dense_efficiency) + gpu_rows / (c.gpu_bandwidth * c.gpu_sparse_efficiency);
   const double on_cpu =
       cpu_gates / (c.cpu_bandwidth * c.cpu_dense_efficiency) + cpu_rows / (c.cpu_bandwidth * c.cpu_sparse_efficiency);
-  const double before = any_gate_only ? g : 0, side = any_gate_only ? on_gpu : g + on_gpu;
-  double t = before + std::max(side, on_cpu) + c.overlap_loss * std::min(side, on_cpu);
+  double t = std::max(on_gpu, on_cpu) + c.overlap_loss * std::min(on_gpu, on_cpu);
   const double attention = static_cast<double>(l.attention_bytes) + static_cast<double>(l.kv_token_bytes) * n_kv;
   t += attention_gpu ? c.attention_kernels * c.kernel_seconds + attention / (c.gpu_bandwidth * c.gpu_dense_efficiency)
                      : attention / (c.cpu_bandwidth * c.cpu_dense_efficiency);
-  if (any_gpu) t += (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds;
+  if (any_hot) t += (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds;
   double handoffs = (attention_gpu ? 0 : 1) + (any_cold ? 1 : 0);
-  if (!any_gpu) handoffs = std::min(handoffs, 1.0);
+  if (!any_hot) handoffs = std::min(handoffs, 1.0);
   return t + handoffs * c.handoff_seconds;
 }
 
 uint64_t layer_bytes(const LayerShape& l, const PlanRequest& r, bool attention_gpu, const std::vector<State>& states) {
   uint64_t bytes = 0;
   if (attention_gpu) {
-    bytes += l.attention_bytes + l.kv_token_bytes * static_cast<uint64_t>(r.n_ctx) + 8 * r.reserve.alignment;
+    bytes += l.attention_bytes + l.kv_token_bytes * static_cast<uint64_t>(engine::pages_of(r.n_ctx) * kPagePositions) +
+             8 * r.reserve.alignment;
   }
   bool any = false;
   for (const State s : states) {
-    if (s != cold) bytes += l.gate_bytes + 4, any = true;
-    if (s == hot) bytes += l.up_down_bytes;
+    if (s == hot) bytes += l.neuron_bytes() + 4, any = true;
   }
   return bytes + (any ? 8 * r.reserve.alignment : 0);
 }
@@ -74,52 +70,78 @@ std::vector<Head> heads(const ModelShape& s, const PlanRequest& r) {
           {s.embedding_bytes + s.output_bytes + 2 * slack, gpu}};
 }
 
-// Calls f(states) for every assignment; `nested`: only those where a more frequent neuron is never colder.
-void for_each_assignment(const std::vector<double>& p, bool nested,
-                         const std::function<void(const std::vector<State>&)>& f) {
-  std::vector<State> states(p.size(), cold);
-  for (;;) {
-    bool allowed = true;
-    for (size_t i = 0; nested && i < p.size(); ++i) {
-      for (size_t j = 0; j < p.size(); ++j) {
-        const bool before = p[i] > p[j] || (p[i] == p[j] && i < j);
-        allowed &= !(before && states[i] < states[j]);
-      }
+// One way to place a layer, or the head.
+using Way = Head;
+
+// Every assignment of a layer's neurons, with and without attention; `nested`: only those where a more frequent neuron
+// is never colder.
+std::vector<Way> ways_of(const LayerShape& l, const std::vector<double>& p, const PlanRequest& r, double n_kv,
+                         bool nested) {
+  std::vector<Way> ways;
+  const auto add = [&](const std::vector<State>& states) {
+    for (const bool attention : {false, true}) {
+      ways.push_back({layer_bytes(l, r, attention, states), layer_seconds(l, p, r, n_kv, attention, states)});
     }
-    if (allowed) f(states);
-    size_t i = 0;
-    while (i < states.size() && states[i] == hot) states[i++] = cold;
-    if (i == states.size()) return;
-    states[i] = static_cast<State>(states[i] + 1);
+  };
+  std::vector<State> states(p.size(), cold);
+  if (nested) {
+    std::vector<size_t> order(p.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+    add(states);
+    for (const size_t i : order) states[i] = hot, add(states);
+    return ways;
   }
+  for (uint32_t bits = 0; bits < 1u << p.size(); ++bits) {
+    for (size_t i = 0; i < p.size(); ++i) states[i] = (bits >> i & 1) != 0 ? hot : cold;
+    add(states);
+  }
+  return ways;
 }
 
-// Least time over everything that is possible within `budget` bytes beyond the fixed ones.
-double best_of_all(const ModelShape& s, const Frequencies& f, const PlanRequest& r, double n_kv, uint64_t budget,
-                   bool nested) {
-  std::vector<Head> front = heads(s, r);  // combinations so far
-  for (size_t l = 0; l < s.layers.size(); ++l) {
-    std::vector<Head> ways;
-    for (const bool attention : {false, true}) {
-      for_each_assignment(f.p[l], nested, [&](const std::vector<State>& states) {
-        ways.push_back({layer_bytes(s.layers[l], r, attention, states),
-                        layer_seconds(s.layers[l], f.p[l], r, n_kv, attention, states)});
-      });
-    }
-    std::vector<Head> next;
-    for (const Head& a : front) {
-      for (const Head& b : ways) {
+std::vector<std::vector<Way>> all_ways(const ModelShape& s, const Frequencies& f, const PlanRequest& r, double n_kv,
+                                       bool nested) {
+  std::vector<std::vector<Way>> ways{heads(s, r)};
+  for (size_t l = 0; l < s.layers.size(); ++l) ways.push_back(ways_of(s.layers[l], f.p[l], r, n_kv, nested));
+  return ways;
+}
+
+// Least time within `budget` bytes beyond the fixed ones, over all combinations.
+double best_of_all(const std::vector<std::vector<Way>>& ways, uint64_t budget, double token_seconds) {
+  std::vector<Way> front{{0, 0}};  // combinations so far that no other one beats
+  for (const std::vector<Way>& of_one : ways) {
+    std::vector<Way> next;
+    for (const Way& a : front) {
+      for (const Way& b : of_one) {
         if (a.bytes + b.bytes <= budget) next.push_back({a.bytes + b.bytes, a.seconds + b.seconds});
       }
     }
     std::sort(next.begin(), next.end(),
               [](auto& a, auto& b) { return a.bytes != b.bytes ? a.bytes < b.bytes : a.seconds < b.seconds; });
     front.clear();
-    for (const Head& h : next) {
-      if (front.empty() || h.seconds < front.back().seconds) front.push_back(h);
+    for (const Way& w : next) {
+      if (front.empty() || w.seconds < front.back().seconds) front.push_back(w);
     }
   }
-  return front.empty() ? INFINITY : front.back().seconds + r.cost.token_seconds;
+  return front.empty() ? INFINITY : front.back().seconds + token_seconds;
+}
+
+// No combination is faster than this: the dynamic programme over the budget in cells, every way rounded down to whole
+// cells, so that all combinations that fit still do.
+double optimum_at_least(const std::vector<std::vector<Way>>& ways, uint64_t budget, double token_seconds) {
+  constexpr uint64_t kCells = 8192;
+  const uint64_t cell = budget / kCells + 1, room = budget / cell;
+  std::vector<double> fastest(room + 1, 0.0), next;
+  for (const std::vector<Way>& of_one : ways) {
+    next.assign(room + 1, INFINITY);
+    for (const Way& w : of_one) {
+      for (uint64_t n = w.bytes / cell; n <= room; ++n) {
+        next[n] = std::min(next[n], fastest[n - w.bytes / cell] + w.seconds);
+      }
+    }
+    fastest.swap(next);
+  }
+  return fastest.back() + token_seconds;
 }
 
 double cpu_only(const ModelShape& s, const Frequencies& f, const PlanRequest& r, double n_kv) {
@@ -137,164 +159,79 @@ uint64_t random_budget(std::mt19937& rng, const Planner& planner) {
                                                 static_cast<int64_t>(planner.largest_useful_budget()) + 1000));
 }
 
-TEST(PlanOptimal, EqualsTheBestOfEverythingThatIsPossible) {
+// The time of a plan that uses the GPU, from its lists of neurons.
+double seconds_of(const Plan& plan, const ModelShape& s, const Frequencies& f, const PlanRequest& r) {
+  const engine::Placement& p = plan.placement;
+  const std::vector<Head> head = heads(s, r);
+  const bool output = p.output == Where::gpu, embedding = p.embedding == Where::gpu;
+  double sum = r.cost.token_seconds + head[s.tied_head ? output : 2 * output + embedding].seconds;
+  for (size_t l = 0; l < s.layers.size(); ++l) {
+    std::vector<State> states(f.p[l].size(), cold);
+    for (const int32_t id : p.layers[l].gpu_bucket) states[static_cast<size_t>(id)] = hot;
+    sum += layer_seconds(s.layers[l], f.p[l], r, static_cast<double>(plan.n_kv), p.layers[l].attention == Where::gpu,
+                         states);
+  }
+  return sum;
+}
+
+TEST(PlanOptimal, CountsAndBoundsWhatIsPossible) {
   std::mt19937 rng(5);
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 300; ++round) {
+    SCOPED_TRACE(round);
     const ModelShape shape = test::random_shape(rng, test::random_int(rng, 1, 3), 4);
     const Frequencies f = test::random_frequencies(rng, shape);
     const Planner planner(shape, f, test::random_request(rng));
-    const uint64_t budget = random_budget(rng, planner);
+    const uint64_t budget = random_budget(rng, planner), free = budget - planner.smallest_budget();
     const Plan plan = planner.plan(budget);
     const PlanRequest& r = planner.request();
     const auto n_kv = static_cast<double>(plan.n_kv);
     const double alone = cpu_only(shape, f, r, n_kv);
-    const uint64_t free = budget - planner.smallest_budget();
-    const double nested = std::min(alone, best_of_all(shape, f, r, n_kv, free, true));
-    EXPECT_NEAR(plan.seconds, nested, 1e-6 * nested) << "round " << round;
-    EXPECT_LE(plan.bound, nested * (1 + 1e-9)) << "round " << round;
+    EXPECT_NEAR(plan.seconds, plan.placement.uses_gpu() ? seconds_of(plan, shape, f, r) : alone, 1e-9 * plan.seconds);
+    EXPECT_LE(plan.gpu.total(), budget);
+    const auto best = [&](bool nested) {
+      return std::min(alone, best_of_all(all_ways(shape, f, r, n_kv, nested), free, r.cost.token_seconds));
+    };
+    const double nested = best(true);
+    EXPECT_GE(plan.seconds, nested * (1 - 1e-9));
+    EXPECT_LE(plan.bound, nested * (1 + 1e-9));
+    EXPECT_LE(std::min(alone, optimum_at_least(all_ways(shape, f, r, n_kv, true), free, r.cost.token_seconds)),
+              nested * (1 + 1e-9));
     // Without the rule that frequent neurons go first, a better balance of the two sides can win less than the time of
     // one neuron in each layer.
     double slack = 0;
     for (const LayerShape& l : shape.layers) {
       slack += static_cast<double>(l.neuron_bytes()) / (std::min(r.cost.cpu_bandwidth, r.cost.gpu_bandwidth) * 0.6);
     }
-    EXPECT_GE(std::min(alone, best_of_all(shape, f, r, n_kv, free, false)), plan.seconds - slack) << "round " << round;
+    EXPECT_GE(best(false), nested - slack);
   }
 }
 
-#ifdef HEARTH_HAS_GLPK
-
-// A mixed integer programme, in microseconds and bytes, built row by row.
-class Programme {
- public:
-  Programme() : lp_(glp_create_prob()) { glp_set_obj_dir(lp_, GLP_MIN); }
-  ~Programme() { glp_delete_prob(lp_); }
-  Programme(const Programme&) = delete;
-  Programme& operator=(const Programme&) = delete;
-
-  int binary(double cost = 0) {
-    const int v = glp_add_cols(lp_, 1);
-    glp_set_col_kind(lp_, v, GLP_BV);
-    glp_set_obj_coef(lp_, v, cost);
-    return v;
-  }
-  int positive(double cost) {
-    const int v = glp_add_cols(lp_, 1);
-    glp_set_col_bnds(lp_, v, GLP_LO, 0, 0);
-    glp_set_obj_coef(lp_, v, cost);
-    return v;
-  }
-  using Terms = std::vector<std::pair<int, double>>;
-  void at_least(const Terms& terms, double bound) { row(terms, GLP_LO, bound); }
-  void at_most(const Terms& terms, double bound) { row(terms, GLP_UP, bound); }
-  double solve() {
-    glp_term_out(GLP_OFF);
-    glp_iocp control;
-    glp_init_iocp(&control);
-    control.presolve = GLP_ON;
-    control.tol_int = 1e-9;
-    EXPECT_EQ(glp_intopt(lp_, &control), 0);
-    EXPECT_EQ(glp_mip_status(lp_), GLP_OPT);
-    return glp_mip_obj_val(lp_);
-  }
-
- private:
-  void row(const Terms& terms, int kind, double bound) {
-    const int r = glp_add_rows(lp_, 1);
-    glp_set_row_bnds(lp_, r, kind, bound, bound);
-    std::vector<int> index{0};
-    std::vector<double> value{0};
-    for (const auto& [v, x] : terms) index.push_back(v), value.push_back(x);
-    glp_set_mat_row(lp_, r, static_cast<int>(terms.size()), index.data(), value.data());
-  }
-  glp_prob* lp_;
-};
-
-// Adds one layer; returns its constant time in microseconds, and its bytes to `bytes`.
-double add_layer(Programme& m, Programme::Terms& bytes, const LayerShape& l, const std::vector<double>& p,
-                 const PlanRequest& r, double n_kv) {
-  const CostModel& c = r.cost;
-  const double us = 1e6, gd = c.gpu_bandwidth * c.gpu_dense_efficiency, gs = c.gpu_bandwidth * c.gpu_sparse_efficiency,
-               cd = c.cpu_bandwidth * c.cpu_dense_efficiency, cs = c.cpu_bandwidth * c.cpu_sparse_efficiency;
-  const double attention = static_cast<double>(l.attention_bytes) + static_cast<double>(l.kv_token_bytes) * n_kv;
-  const double gate = static_cast<double>(l.gate_bytes), rows = static_cast<double>(l.up_down_bytes);
-  const double h = us * c.handoff_seconds;
-  const int a = m.binary(us * (attention / gd - attention / cd + c.attention_kernels * c.kernel_seconds));
-  const int lone = m.binary(), any_cold = m.binary(),
-            used = m.binary(us * (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds);
-  const int handoffs = m.positive(h), t = m.positive(1);
-  m.at_least({{handoffs, 1}, {a, 1}}, 1);
-  m.at_least({{handoffs, 1}, {any_cold, -1}}, 0);
-  m.at_least({{handoffs, 1}, {a, 1}, {any_cold, -1}, {used, -1}}, 0);
-  bytes.push_back({a, static_cast<double>(l.attention_bytes + l.kv_token_bytes * static_cast<uint64_t>(r.n_ctx) +
-                                          8 * r.reserve.alignment)});
-  bytes.push_back({used, static_cast<double>(8 * r.reserve.alignment)});
-
-  std::vector<double> sorted = p;
-  std::sort(sorted.rbegin(), sorted.rend());
-  // max(a, b) + loss * min(a, b) is the larger of a + loss * b and b + loss * a. So t >= G + R + loss * C, and
-  // t >= C + loss * (G + R), or C + G + loss * R if a lone gate is on the GPU. C = everything - what the GPU took.
-  const double loss = c.overlap_loss;
-  double all_cold = 0;
-  Programme::Terms gpu{{t, 1}}, cpu{{t, 1}}, serial{{t, 1}};
-  int x_before = 0, g_before = 0;
-  for (const double f : sorted) {
-    const int x = m.binary(), g = m.binary();
-    m.at_least({{g, 1}, {x, -1}}, 0);
-    m.at_least({{lone, 1}, {g, -1}, {x, 1}}, 0);
-    m.at_least({{any_cold, 1}, {x, 1}}, 1);
-    m.at_least({{used, 1}, {g, -1}}, 0);
-    if (x_before != 0) m.at_least({{x_before, 1}, {x, -1}}, 0), m.at_least({{g_before, 1}, {g, -1}}, 0);
-    x_before = x, g_before = g;
-    all_cold += us * (gate / cd + f * rows / cs);
-    const double gate_gpu = us * gate / gd, gate_cpu = us * gate / cd, rows_gpu = us * f * rows / gs,
-                 rows_cpu = us * f * rows / cs;
-    gpu.push_back({g, loss * gate_cpu - gate_gpu}), gpu.push_back({x, loss * rows_cpu - rows_gpu});
-    cpu.push_back({g, gate_cpu - loss * gate_gpu}), cpu.push_back({x, rows_cpu - loss * rows_gpu});
-    serial.push_back({g, gate_cpu - gate_gpu}), serial.push_back({x, rows_cpu - loss * rows_gpu});
-    bytes.push_back({g, gate + 4}), bytes.push_back({x, rows});
-  }
-  const double big = us * gate * static_cast<double>(p.size()) / gd;
-  m.at_least(gpu, loss * all_cold);
-  m.at_least(cpu, all_cold);
-  serial.push_back({lone, -big});
-  m.at_least(serial, all_cold - big);
-  return us * attention / cd;
-}
-
-TEST(PlanOptimal, EqualsAnExactIntegerProgramme) {
+// Models of as many layers as real ones: each plan within 3 % of the optimum, 0.3 % in the mean.
+TEST(PlanOptimal, IsNearTheOptimum) {
   std::mt19937 rng(8);
-  for (int round = 0; round < 60; ++round) {
-    const ModelShape shape = test::random_shape(rng, test::random_int(rng, 1, 4), 12);
+  constexpr int kRounds = 150;
+  double worst = 0, sum = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(round);
+    const ModelShape shape = test::random_shape(rng, test::random_int(rng, 8, 40), 40);
     const Frequencies f = test::random_frequencies(rng, shape);
     const Planner planner(shape, f, test::random_request(rng));
     const uint64_t budget = random_budget(rng, planner);
     const Plan plan = planner.plan(budget);
     const PlanRequest& r = planner.request();
     const auto n_kv = static_cast<double>(plan.n_kv);
-
-    Programme m;
-    Programme::Terms bytes, one;
-    double constant = 1e6 * r.cost.token_seconds;
-    for (const Head& head : heads(shape, r)) {
-      const int v = m.binary(1e6 * head.seconds);
-      one.push_back({v, 1});
-      bytes.push_back({v, static_cast<double>(head.bytes)});
-    }
-    m.at_least(one, 1);
-    m.at_most(one, 1);
-    for (size_t l = 0; l < shape.layers.size(); ++l) constant += add_layer(m, bytes, shape.layers[l], f.p[l], r, n_kv);
-    m.at_most(bytes, static_cast<double>(budget - planner.smallest_budget()));
-    const double best = std::min(1e-6 * (m.solve() + constant), cpu_only(shape, f, r, n_kv));
-    EXPECT_NEAR(plan.seconds, best, 1e-6 * best) << "round " << round;
+    const double least = std::min(
+        cpu_only(shape, f, r, n_kv),
+        optimum_at_least(all_ways(shape, f, r, n_kv, true), budget - planner.smallest_budget(), r.cost.token_seconds));
+    const double above = plan.seconds / least - 1;
+    EXPECT_LE(above, 0.03);
+    EXPECT_GE(above, -1e-9);
+    worst = std::max(worst, above), sum += above;
   }
+  std::printf("    above a bound on the optimum: %.2f %% at most, %.3f %% in the mean\n", 100 * worst,
+              100 * sum / kRounds);
+  EXPECT_LE(sum / kRounds, 0.003);
 }
-
-#else
-TEST(PlanOptimal, EqualsAnExactIntegerProgramme) {
-  GTEST_SKIP() << "needs GLPK (libglpk-dev), which was absent when the tests were built";
-}
-#endif
 
 }  // namespace
 }  // namespace hearth::offline

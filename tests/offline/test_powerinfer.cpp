@@ -7,8 +7,10 @@
 #include <functional>
 
 #include "core/error.h"
+#include "core/sparse_ffn.h"
 #include "cpu/cpu.h"
 #include "engine/engine.h"
+#include "model/attach_predictors.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
 #include "offline/convert/powerinfer.h"
@@ -34,7 +36,8 @@ std::vector<float> logits(model::Model& m) {
   o.sparsity = engine::Sparsity::off;
   engine::Engine engine(m, *device, o);
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
-  const auto row = engine.eval(ids);
+  engine::Sequence text = engine.sequence();
+  const auto row = engine.eval(text, ids);
   return {row.begin(), row.end()};
 }
 
@@ -126,7 +129,7 @@ TEST_F(PowerInfer, DevicesNameTheSameNeuronsAsAPlainComputation) {
       for (Device* d : {device.get(), oracle.get()}) {
         std::vector<int32_t> ids(96);
         int32_t count = 0;
-        d->predict(p, {x.data(), nullptr}, {.n_first = 96, .first = {ids.data(), &count}});
+        d->sparse_ffn()->predict(p, Act{x.data(), nullptr}, 1, {.n_own = 96, .own = {ids.data(), &count, 96}});
         std::vector<bool> set(96);
         for (int32_t k = 0; k < count; ++k) set[static_cast<size_t>(ids[static_cast<size_t>(k)])] = true;
         named += static_cast<size_t>(count), all += 96;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "cpu/cpu.h"
+#include "model/attach_predictors.h"
 #include "model/sidecar.h"
 #include "offline/predictor/choose.h"
 #include "offline/predictor/compare.h"
@@ -148,9 +149,9 @@ TEST_F(FitTest, EveryMethodReachesTheWantedRecall) {
   const Samples samples = gather(*model_, corpus());
   FitOptions options{.recall = 0.95};
   options.mlp.epochs = 4;
-  for (const Candidate& c : {Candidate{FitMethod::svd, 32, DType::q8_0}, Candidate{FitMethod::svd, 16, DType::f16},
-                             Candidate{FitMethod::mlp, 32, DType::f16}, Candidate{FitMethod::sign, 0, DType::f32},
-                             Candidate{FitMethod::gate_bits, 0, DType::q4_0}}) {
+  for (const Candidate& c :
+       {Candidate{FitMethod::svd, 32, DType::q8_0}, Candidate{FitMethod::svd, 16, DType::f16},
+        Candidate{FitMethod::mlp, 32, DType::f16}, Candidate{FitMethod::gate_bits, 0, DType::q4_0}}) {
     SCOPED_TRACE(c.name());
     const auto layers = bench.fit(samples, c, options);
     for (const model::PredictorData& p : layers) {
@@ -213,8 +214,8 @@ TEST_F(FitTest, IsDeterministic) {
   }
 }
 
-// The residual stream before the norm holds what the normed input does, and the layer before knows something.
-TEST_F(FitTest, OtherInputs) {
+// The residual stream before the norm holds what the normed input does.
+TEST_F(FitTest, FromTheResidual) {
   load({.n_layer = 3});
   const auto ratio = [&](PredictorInput input, size_t layer) {
     SampleOptions o;
@@ -223,7 +224,7 @@ TEST_F(FitTest, OtherInputs) {
     Bench bench(*model_);
     const auto layers = bench.fit(samples, {FitMethod::svd, 32, DType::f16}, {.recall = 0.9});
     EXPECT_EQ(layers[layer].input, input);
-    EXPECT_EQ(layers[0].input, input == PredictorInput::previous_ffn_input ? PredictorInput::ffn_input : input);
+    EXPECT_EQ(layers[0].input, input);
     std::vector<model::LayerPredictor> views;
     for (const auto& p : layers) views.push_back(p.view());
     model_->set_predictors(views, nullptr);
@@ -232,11 +233,9 @@ TEST_F(FitTest, OtherInputs) {
     EXPECT_GT(bench.evaluate(ids).layers[layer].tally.loss_recall(), 0.85);
     return static_cast<double>(layers[layer].figures.predicted_density / layers[layer].figures.density);
   };
-  const double own = ratio(PredictorInput::ffn_input, 2), residual = ratio(PredictorInput::residual, 2),
-               before = ratio(PredictorInput::previous_ffn_input, 2);
+  const double own = ratio(PredictorInput::ffn_input, 2), residual = ratio(PredictorInput::residual, 2);
   EXPECT_LT(own, residual + 0.05);
-  EXPECT_LT(residual, before);
-  EXPECT_LT(before, 1 / 0.45);  // better than naming everything
+  EXPECT_LT(residual, 1 / 0.45);  // better than naming everything
 }
 
 TEST_F(FitTest, SamplesAreSpreadOverTheCorpus) {
@@ -288,7 +287,7 @@ TEST_F(FitTest, ComparesCandidates) {
   o.only_validate = true;
   std::vector<NamedSamples> texts;
   texts.push_back({"other", gather(*model_, corpus(6), o)});
-  const std::vector<Candidate> candidates = {{FitMethod::svd, 32, DType::f16}, {FitMethod::sign, 0, DType::f32}};
+  const std::vector<Candidate> candidates = {{FitMethod::svd, 32, DType::f16}, {FitMethod::svd, 16, DType::f16}};
   size_t told = 0;
   const auto compared = compare_candidates(*model_, samples, candidates, texts, {}, bench.products(), bench.team(),
                                            [&](size_t, size_t total, const std::string&) { return ++told <= total; });
@@ -299,7 +298,7 @@ TEST_F(FitTest, ComparesCandidates) {
   const auto ratio = [&](int candidate) {
     return j[static_cast<size_t>(candidate)]["points"][5]["texts"]["other"]["ratio"].get<double>();
   };
-  EXPECT_LT(ratio(0), ratio(1));  // the whole gate against its signs
+  EXPECT_LT(ratio(0), ratio(1));  // the gate's whole rank against half
   const std::string table = markdown_table(j, "other", 0.99);
   EXPECT_NE(table.find("| svd 32 f16 |"), std::string::npos) << table;
   const std::string svg = recall_plot_svg(j, "other", "title");

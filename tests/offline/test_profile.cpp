@@ -53,6 +53,14 @@ model::LayerStatistics straightforward(const std::vector<Text>& texts, const Neu
         recent += seen ? 1 : 0;
       }
       sets.push_back(set);
+      for (size_t k = 0; k < s.unions.size(); ++k) {
+        const int64_t n = model::kUnionTokens[k];
+        if (t + 1 < n) continue;
+        ++s.unions[k].windows;
+        for (size_t i = 0; i < norms.size(); ++i) {
+          s.unions[k].neurons += std::any_of(sets.end() - n, sets.end(), [i](auto& one) { return one[i]; }) ? 1 : 0;
+        }
+      }
       if (size == 0) continue;
       if (t >= 1) s.previous.sum += previous / size, ++s.previous.tokens;
       if (t >= 64) s.recent.sum += recent / size, ++s.recent.tokens;
@@ -90,7 +98,40 @@ TEST(Profile, CountsEqualAStraightforwardComputation) {
       EXPECT_NEAR(stats.previous.sum, expected.previous.sum, 1e-9);
       EXPECT_EQ(stats.recent.tokens, expected.recent.tokens);
       EXPECT_NEAR(stats.recent.sum, expected.recent.sum, 1e-9);
+      EXPECT_EQ(stats.unions, expected.unions);
     }
+  }
+}
+
+// Nine tokens and five neurons, counted by hand; then a text that is too short for any window.
+TEST(Profile, UnionsOfConsecutiveTokens) {
+  //                                    t = 0  1  2  3  4  5  6  7  8
+  const std::vector<std::vector<int>> active = {{1, 0, 0, 0, 0, 0, 0, 0, 1},   // the ends alone
+                                                {1, 1, 1, 1, 1, 1, 1, 1, 1},   // always
+                                                {0, 0, 0, 0, 0, 0, 0, 0, 0},   // never
+                                                {0, 1, 0, 1, 0, 1, 0, 1, 0},   // every other token
+                                                {0, 0, 0, 0, 1, 0, 0, 0, 0}};  // once
+  std::vector<float> gates;
+  for (size_t t = 0; t < 9; ++t) {
+    for (const std::vector<int>& neuron : active) gates.push_back(neuron[t] != 0 ? 1.0f : -1.0f);
+  }
+  for (const int64_t batch : {9, 1, 4}) {
+    ThreadTeam team(2);
+    model::LayerStatistics stats;
+    stats.active.resize(5);
+    ActivationCounter counter(team, {}, std::vector<float>(5, 1.0f));
+    counter.begin_sequence();
+    for (int64_t t = 0; t < 9; t += batch) {
+      counter.add(gates.data() + t * 5, nullptr, std::min(batch, 9 - t), false, stats);
+    }
+    counter.begin_sequence();
+    counter.add(gates.data(), nullptr, 1, false, stats);
+    // Windows of 2: 8. The neurons are in 2, 8, 0, 8 and 2 of them. Of 4: 6 windows, in 2, 6, 0, 6 and 4. Of 8: 2
+    // windows, in 2, 2, 0, 2 and 2.
+    EXPECT_EQ(stats.unions, (decltype(stats.unions){{{20, 8}, {18, 6}, {8, 2}}}));
+    EXPECT_DOUBLE_EQ(*stats.unions[0].share(5), 0.5);
+    EXPECT_DOUBLE_EQ(*stats.unions[1].share(5), 0.6);
+    EXPECT_DOUBLE_EQ(*stats.unions[2].share(5), 0.8);
   }
 }
 
@@ -142,6 +183,8 @@ class ProfileModel : public testing::Test {
       EXPECT_EQ(x.moments, y.moments);
       EXPECT_EQ(x.previous.sum, y.previous.sum);
       EXPECT_EQ(x.recent.tokens, y.recent.tokens);
+      EXPECT_EQ(x.unions, y.unions);
+      EXPECT_GT(x.unions[2].windows, 0u);
     }
   }
 
@@ -162,8 +205,8 @@ TEST_F(ProfileModel, DensityEqualsThatOfSparseDecoding) {
   e.n_ctx = 40, e.sparsity = engine::Sparsity::exact;
   engine::Engine engine(*model_, *device, e);
   for (const Sequence& sequence : c.sequences) {
-    engine.truncate(0);
-    for (const int32_t id : sequence.ids) engine.eval({&id, 1});
+    engine::Sequence text = engine.sequence();
+    for (const int32_t id : sequence.ids) engine.eval(text, {&id, 1});
   }
   for (size_t l = 0; l < s.n_ff.size(); ++l) {
     double counted = 0;
@@ -373,6 +416,32 @@ TEST(ProfileSummary, OfKnownCounts) {
   EXPECT_NE(summary_table(s).find("80.0 %"), std::string::npos);
   EXPECT_EQ(summary_json(s)["layers"][0]["hit_rate_heldout"], 0.2);
   EXPECT_TRUE(summary_json(s)["mean"]["coactive_previous"].is_null());
+  EXPECT_FALSE(l.unions[0].has_value());
+  EXPECT_TRUE(summary_json(s)["mean"]["union"]["8"].is_null());
+  EXPECT_NE(summary_table(s).find("`hearth profile -f TEXT` without --resume counts them"), std::string::npos);
+}
+
+TEST(ProfileSummary, UnionsRelativeToOneToken) {
+  model::Sidecar s("f", "m", 4, {4, 4});
+  s.statistics.tokens = 100;
+  s.statistics.layers[0].active = {20, 40, 20, 20};                     // density 0.25
+  s.statistics.layers[1].active = {10, 20, 10, 20};                     // 0.15
+  s.statistics.layers[0].unions = {{{160, 100}, {200, 80}, {60, 20}}};  // 0.4, 0.625, 0.75 of 4 neurons
+  s.statistics.layers[1].unions = {{{80, 100}, {100, 80}, {36, 20}}};   // 0.2, 0.3125, 0.45
+  const std::vector<LayerSummary> layers = summarize(s.statistics);
+  EXPECT_DOUBLE_EQ(*layers[0].unions[1], 0.625);
+  EXPECT_DOUBLE_EQ(*layers[0].growth(0), 1.6);
+  EXPECT_DOUBLE_EQ(*layers[1].growth(2), 3);
+  const LayerSummary mean = mean_of(layers);
+  EXPECT_DOUBLE_EQ(mean.density, 0.2);
+  EXPECT_DOUBLE_EQ(*mean.unions[2], 0.6);
+  EXPECT_DOUBLE_EQ(*mean.growth(2), 3);  // neurons of all layers, not a mean of ratios
+  const nlohmann::json j = summary_json(s);
+  EXPECT_DOUBLE_EQ(j["layers"][0]["union"]["2"].get<double>(), 0.4);
+  EXPECT_DOUBLE_EQ(j["mean"]["union_per_density"]["2"].get<double>(), 1.5);
+  const std::string table = summary_table(s);
+  EXPECT_NE(table.find("    0    25.0 %    40.0 %   1.60 ×    62.5 %   2.50 ×    75.0 %   3.00 ×\n"), std::string::npos)
+      << table;
 }
 
 }  // namespace

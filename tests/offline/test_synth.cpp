@@ -50,7 +50,8 @@ std::vector<float> logits(const std::filesystem::path& path) {
   const auto device = cpu::make_reference_device();
   engine::Engine engine(model, *device, {.sparsity = engine::Sparsity::off});
   const std::vector<int32_t> ids = {1, 300, 500, 650};
-  const auto last = engine.eval(ids);
+  engine::Sequence text = engine.sequence();
+  const auto last = engine.eval(text, ids);
   return {last.begin(), last.end()};
 }
 

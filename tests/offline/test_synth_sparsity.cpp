@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "cpu/cpu.h"
 #include "engine/engine.h"
 #include "model/model.h"
 #include "offline/recording_device.h"
@@ -58,11 +59,13 @@ struct Activity {
 Activity run(const std::filesystem::path& path, const std::vector<int32_t>& ids) {
   model::Model model = model::Model::load(path);
   ThreadTeam team(1);
-  RecordingDevice device(team);
+  const auto cpu = cpu::make_device(team);
+  RecordingDevice device(*cpu);
   engine::EngineOptions options;
   options.sparsity = engine::Sparsity::exact;
   engine::Engine engine(model, device, options);
-  for (const int32_t id : ids) engine.eval_greedy(id);
+  engine::Sequence text = engine.sequence();
+  for (const int32_t id : ids) engine.eval_greedy(text, id);
   const model::Config& c = model.config();
   return {c.n_layer, c.n_ff, static_cast<int64_t>(ids.size()), std::move(device.steps())};
 }

@@ -148,7 +148,8 @@ class ThresholdCases : public testing::TestWithParam<test::ZooModel> {
     engine::Engine engine(m, device, {.sparsity = engine::Sparsity::off});
     device.set_thresholds(thresholds, !thresholds.empty());
     device.observe(histograms);
-    const auto logits = engine.eval(text);
+    engine::Sequence sequence = engine.sequence();
+    const auto logits = engine.eval(sequence, text);
     if (density != nullptr) *density = device.density();
     return {logits.begin(), logits.end()};
   }
@@ -191,8 +192,9 @@ TEST_P(ThresholdCases, ABatchComputesWhatSparseDecodeDoes) {
     options.layer_thresholds = thresholds;
     model::Model sparse_model = model::Model::load(path);
     engine::Engine engine(sparse_model, *cpu, options);
+    engine::Sequence sequence = engine.sequence();
     std::span<const float> sparse;
-    for (const int32_t& id : text) sparse = engine.eval({&id, 1});
+    for (const int32_t& id : text) sparse = engine.eval(sequence, {&id, 1});
     EXPECT_NEAR(engine.density().density(m.config().n_ff), density, 0.01);
 
     // Rounding differs, and a neuron at its threshold may fall either way: f16 cache; with quantised weights the noise

@@ -57,12 +57,13 @@ inline std::vector<int32_t> random_ids(const model::Config& c, size_t n, uint32_
   return ids;
 }
 
+// In a sequence of its own.
 inline Logits run(engine::Engine& e, const Script& script) {
-  e.truncate(0);
+  engine::Sequence text = e.sequence();
   Logits all;
   size_t at = 0;
   for (const int64_t n : script.calls) {
-    const auto logits = e.eval(std::span(script.ids).subspan(at, static_cast<size_t>(n)));
+    const auto logits = e.eval(text, std::span(script.ids).subspan(at, static_cast<size_t>(n)));
     all.emplace_back(logits.begin(), logits.end());
     at += static_cast<size_t>(n);
   }

@@ -10,29 +10,33 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/hand_off.h"
+#include "core/sparse_ffn.h"
 #include "cpu/cpu.h"
 #include "support/random.h"
 
 namespace hearth::test {
 
-constexpr int64_t kHybridEmbd = 48, kHybridNeurons = 70;
+constexpr int64_t kHybridEmbd = 48, kHybridNeurons = 70, kHybridCapacity = kFewTokens * kHybridEmbd;
 
-// Who finds the CPU's neurons: a predictor on the main device, gates on the main device, or the CPU by gates of its
-// own.
-enum class FoundBy { predictor, gates, cpu };
+// Who finds the CPU's neurons: a predictor on the main device, or the CPU by its gates.
+enum class FoundBy { predictor, cpu };
 
 struct HybridStep {
   FoundBy by;
   int64_t n_hot;
-  std::vector<float> x;  // all zero now and then, so that no neuron is active at all
+  int64_t T;             // one token in three of four steps, then up to kFewTokens
+  std::vector<float> x;  // [T][kHybridEmbd]; all zero now and then, so that no neuron is active at all
   explicit HybridStep(int number) {
     std::mt19937 rng(static_cast<unsigned>(number));
     constexpr std::array<int64_t, 5> kHot = {0, 1, 23, kHybridNeurons - 1, kHybridNeurons};  // some lists are empty
     n_hot = kHot[static_cast<size_t>(random_int(rng, 0, kHot.size() - 1))];
-    by = static_cast<FoundBy>(random_int(rng, 0, 2));
-    if (n_hot == kHybridNeurons && by == FoundBy::gates) by = FoundBy::cpu;  // there are no gates of the CPU's neurons
-    x = random_int(rng, 0, 49) == 0 ? std::vector<float>(kHybridEmbd, 0.0f) : random_normal(rng, kHybridEmbd);
+    by = static_cast<FoundBy>(random_int(rng, 0, 1));
+    T = random_int(rng, 0, 3) == 0 ? random_int(rng, 2, kFewTokens) : 1;
+    const auto n = static_cast<size_t>(size());
+    x = random_int(rng, 0, 49) == 0 ? std::vector<float>(n, 0.0f) : random_normal(rng, n);
   }
+  int64_t size() const { return T * kHybridEmbd; }
 };
 
 // One layer, hot neurons first, on one device.
@@ -58,12 +62,6 @@ class HybridLayer {
     s.gate = s.gate.slice_rows(first, n), s.up = s.up.slice_rows(first, n), s.down_t = s.down_t.slice_rows(first, n);
     return s;
   }
-  // The first n neurons, and the gates of the others.
-  FfnShard shard_with_lone_gates(int64_t n) const {
-    FfnShard s = shard(0, n);
-    s.gate.rows = kHybridNeurons;
-    return s;
-  }
   const Predictor& predictor() const { return predictor_; }
   const NormArgs& norm() const { return norm_; }
 
@@ -86,32 +84,31 @@ inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, 
   }
   const size_t bytes = host_x.size() * sizeof(float);
   const DeviceBuffer all_x = main.allocate(bytes, Purpose::activations);
-  const DeviceBuffer normed = main.allocate(kHybridEmbd * sizeof(float), Purpose::activations);
-  const DeviceBuffer ids = main.allocate((kHybridNeurons + 1) * sizeof(int32_t), Purpose::activations);
+  const DeviceBuffer normed = main.allocate(kHybridCapacity * sizeof(float), Purpose::activations);
+  const DeviceBuffer ids = main.allocate(kFewTokens * (kHybridNeurons + 1) * sizeof(int32_t), Purpose::activations);
   main.upload(all_x.as<float>(), host_x.data(), bytes);
-  const NeuronList first{ids.as<int32_t>(), ids.as<int32_t>() + kHybridNeurons};
+  const NeuronLists listed{ids.as<int32_t>(), ids.as<int32_t>() + kFewTokens * kHybridNeurons, kHybridNeurons};
   const Act h{normed.as<float>(), nullptr};
+  float* x = all_x.as<float>();
   for (int i = 0; i < n_steps; ++i) {
     const HybridStep step(first_step + i);
-    float* x = all_x.as<float>() + i * kHybridEmbd;
-    main.norm(layer.norm(), x, 1, h);
-    FfnShard hot = layer.shard(0, step.n_hot);
+    const FfnShard hot = layer.shard(0, step.n_hot);
     SparseArgs sparse{.collect = &box};
+    Input in(layer.norm(), x, h);  // done by the first that reads it
     if (step.by == FoundBy::predictor) {
-      main.predict(layer.predictor(), h,
-                   {.n_first = step.n_hot, .first = first, .rest = {}, .hand_off = {&box, h.x, kHybridEmbd}});
-      sparse.predicted = first.ids, sparse.n_predicted = first.count;
-    } else if (step.by == FoundBy::gates) {
-      hot = layer.shard_with_lone_gates(step.n_hot);
-      sparse.hand_off = {&box, h.x, kHybridEmbd};
+      main.sparse_ffn()->predict(
+          layer.predictor(), in, step.T,
+          {.n_own = step.n_hot, .own = listed, .linked = {}, .hand_off = {&box, h.x, kHybridEmbd}});
+      in = h, sparse.candidates = listed;
     } else {
-      main.post(box, x, kHybridEmbd);
+      main.hand_offs()->post(box, x, step.size());
     }
     if (hot.n() > 0) {
-      main.ffn_sparse(hot, sparse, h, {}, x);
+      main.sparse_ffn()->ffn_sparse(hot, sparse, in, step.T, {}, x, nullptr);
     } else {
-      main.collect(box, x, kHybridEmbd);
+      main.hand_offs()->collect(box, x, step.size());
     }
+    x += step.size();
     if (wait_every > 0 && i % wait_every == wait_every - 1) main.synchronize();
   }
   main.download(host_x.data(), all_x.as<float>(), bytes);
@@ -120,26 +117,23 @@ inline std::vector<float> run_main_side(Device& main, const HybridLayer& layer, 
 
 // The CPU's side.
 inline void run_cpu_side(Device& host, const HybridLayer& layer, Mailbox& box, int first_step, int n_steps) {
-  std::vector<float> h(kHybridEmbd);
+  std::vector<float> h(kHybridCapacity);
+  const Act act{h.data(), nullptr};
   for (int i = 0; i < n_steps; ++i) {
     const HybridStep step(first_step + i);
-    const float* x = box.wait_input();
-    std::fill_n(box.answer_buffer(), kHybridEmbd, 0.0f);
-    MailboxRequest request;
+    const float* brought = box.wait_input();
+    std::fill_n(box.answer_buffer(), step.size(), 0.0f);
     SparseArgs sparse{.answer = &box};
-    if (step.by == FoundBy::cpu) {
-      host.norm(layer.norm(), x, 1, {h.data(), nullptr});
-    } else {
-      std::copy_n(x, kHybridEmbd, h.begin());
-      request = box.wait_neurons();
-      sparse.predicted = request.ids, sparse.n_predicted = request.n_ids;
-      if (step.by == FoundBy::gates) sparse.gate_values = request.values;
+    Input in(layer.norm(), brought, act);
+    if (step.by == FoundBy::predictor) {
+      std::copy_n(brought, step.size(), h.begin());
+      in = act, sparse.candidates = box.wait_neurons(step.T);
     }
     const FfnShard cold = layer.shard(step.n_hot, kHybridNeurons - step.n_hot);
     if (cold.n() > 0) {
-      host.ffn_sparse(cold, sparse, {h.data(), nullptr}, {}, box.answer_buffer());
+      host.sparse_ffn()->ffn_sparse(cold, sparse, in, step.T, {}, box.answer_buffer(), nullptr);
     } else {
-      box.publish(0, kHybridEmbd);
+      box.publish(0, step.size());
     }
     box.answer();
   }
@@ -152,11 +146,12 @@ inline void expect_hybrid_steps(Device& main, int first_step, int n_steps, int w
   ThreadTeam team(3);
   const auto host = cpu::make_device(team), oracle = cpu::make_reference_device();
   Limits limits;
+  limits.max_tokens = kFewTokens;
   limits.max_cols = limits.max_rows = limits.n_ff = kHybridNeurons;
   limits.n_vocab = 8, limits.n_embd = kHybridEmbd, limits.head_dim = 8;
   main.reserve(limits), host->reserve(limits), oracle->reserve(limits);
   const HybridLayer main_layer(main, rng), host_layer(*host, rng), oracle_layer(*oracle, rng);
-  const auto box = main.open_mailbox(kHybridEmbd, kHybridNeurons);
+  const auto box = main.hand_offs()->open_mailbox(kHybridCapacity, kHybridNeurons);
 
   auto main_side = std::async(std::launch::async,
                               [&] { return run_main_side(main, main_layer, *box, first_step, n_steps, wait_every); });
@@ -167,15 +162,17 @@ inline void expect_hybrid_steps(Device& main, int first_step, int n_steps, int w
   // the errors of the products and of the norm. A neuron left out is worth some tens, a stale input more.
   constexpr double kBound = 4 * kHybridNeurons * kHybridEmbd * 0x1p-24 * 8;
   double worst = 0;
+  const float* x = got.data();
   for (int i = 0; i < n_steps; ++i) {
-    std::vector<float> x = HybridStep(first_step + i).x, h(kHybridEmbd);
-    oracle->norm(oracle_layer.norm(), x.data(), 1, {h.data(), nullptr});
-    oracle->ffn_sparse(oracle_layer.shard(0, kHybridNeurons), {}, {h.data(), nullptr}, {}, x.data());
-    for (int64_t c = 0; c < kHybridEmbd; ++c) {
-      const double error =
-          std::abs(static_cast<double>(got[static_cast<size_t>(i * kHybridEmbd + c)]) - x[static_cast<size_t>(c)]);
-      ASSERT_LE(error, kBound) << "step " << i << " column " << c;
+    HybridStep step(first_step + i);
+    std::vector<float> h(step.x.size());
+    const Input in(oracle_layer.norm(), step.x.data(), {h.data(), nullptr});
+    oracle->sparse_ffn()->ffn_sparse(oracle_layer.shard(0, kHybridNeurons), {}, in, step.T, {}, step.x.data(), nullptr);
+    for (const float expected : step.x) {
+      const double error = std::abs(static_cast<double>(*x) - expected);
+      ASSERT_LE(error, kBound) << "step " << i << " of " << step.T << " tokens, element " << x - got.data();
       worst = std::max(worst, error);
+      ++x;
     }
   }
   std::printf("    %d steps, worst error %.2g of %.2g\n", n_steps, worst, kBound);

@@ -2,6 +2,7 @@
 // The oracle with another device's roundings: done as that device does them, or replaced by random errors of the same
 // size (Monte Carlo arithmetic: Parker, "Monte Carlo Arithmetic", UCLA 1997). Runs under random errors measure how far
 // a model carries a rounding; a device's results are judged by that, and by nothing that the device itself computes.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -31,15 +32,14 @@ struct Arithmetic {
 inline const Arithmetic kCpuArithmetic = {
     [](DType w, int64_t, bool transposed) { return is_quantized(w) && !transposed ? Form::blocks : Form::f32; }};
 
-// cuda/device.cu: one token, or up to four with quantised weights, as on the CPU; more go through tensor cores, whose
-// inputs are f16, or bf16 where the weights are.
+// core/ops.h: a few tokens, as on the CPU. cuda/device.cu: more go through tensor cores, whose inputs are f16, or bf16
+// where the weights are.
 inline const Arithmetic kGpuArithmetic = {[](DType w, int64_t T, bool transposed) {
                                             if (w == DType::f32) return Form::f32;
-                                            const bool few = T <= (is_quantized(w) && !transposed ? 4 : 1);
-                                            if (few) return kCpuArithmetic.input(w, T, transposed);
+                                            if (T <= kFewTokens) return kCpuArithmetic.input(w, T, transposed);
                                             return w == DType::bf16 ? Form::bf16 : Form::f16;
                                           },
-                                          true, 8};
+                                          true, kFewTokens};
 
 // A model divided between the two: at every place the coarser of both.
 inline const Arithmetic kDividedArithmetic = {[](DType w, int64_t T, bool transposed) {
@@ -47,7 +47,7 @@ inline const Arithmetic kDividedArithmetic = {[](DType w, int64_t T, bool transp
                                                 return cpu == Form::blocks ? cpu
                                                                            : kGpuArithmetic.input(w, T, transposed);
                                               },
-                                              true, 8};
+                                              true, kFewTokens};
 
 enum class Rounding {
   none,     // exact arithmetic, as far as double sums of f32 activations are, over an f16 KV cache
@@ -98,7 +98,9 @@ class NoisyDevice : public cpu::HostDevice {
     oracle_->norm(args, x, T, {out.x, nullptr});
   }
   void quantize(Act, int64_t, int64_t) override {}
-  void matmul(std::span<const MatmulPart> parts, Act in, int64_t T) override {
+  using Device::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& input, int64_t T, const NextNorm*) override {
+    const Act in = rows_of(input, T);
     std::unordered_map<Form, std::vector<float>> inputs;  // parts of one form share one rounding
     for (const MatmulPart& p : parts) {
       const Form form = arithmetic_.input(type_of(p.w), T, false);
@@ -107,49 +109,42 @@ class NoisyDevice : public cpu::HostDevice {
       product(p, form, x, T);
     }
   }
-  void rope_kv(const RopeKvArgs& args, int64_t T) override {
-    if (noise_.kv_noise == 0) return oracle_->rope_kv(args, T);
-    const int64_t n = args.n_head_kv * args.head_dim, k_stride = args.k_stride != 0 ? args.k_stride : n;
-    const int64_t v_stride = args.v_stride != 0 ? args.v_stride : n;
-    RopeKvArgs a = args;
-    std::vector<float> v;
-    for (int64_t t = 0; t < T; ++t) {
-      const float* from = args.v + t * v_stride;
-      for (int64_t i = 0; i < n; ++i) {
-        float& k = a.k[t * k_stride + i];  // before its rotation, which keeps sizes
-        k = disturbed(k, noise_.kv_noise * half_unit(k, 10));
-        v.push_back(disturbed(from[i], noise_.kv_noise * half_unit(from[i], 10)));
-      }
-    }
-    a.v = v.data(), a.v_stride = n;
-    oracle_->rope_kv(a, T);
-  }
   void attention(const AttentionArgs& args, int64_t T, Act out) override {
-    if (T <= arithmetic_.f32_attention_tokens || noise_.rounding == Rounding::none) {
-      return oracle_->attention(args, T, {out.x, nullptr});
+    AttentionArgs a = args;
+    std::vector<float> v;
+    if (noise_.kv_noise > 0) {
+      const int64_t n = T * a.n_head_kv * a.head_dim;
+      v.assign(a.v, a.v + n);
+      // Keys before their rotation, which keeps sizes.
+      for (float* kv : {a.k, v.data()}) {
+        for (int64_t i = 0; i < n; ++i) kv[i] = disturbed(kv[i], noise_.kv_noise * half_unit(kv[i], 10));
+      }
+      a.v = v.data();
     }
-    for (int64_t t = 0; t < T; ++t) {
-      for (int64_t h = 0; h < args.n_head; ++h)
-        f16_attention(args, t, h, out.x + (t * args.n_head + h) * args.head_dim);
+    oracle_->attention(a, T, {out.x, nullptr});
+    if (T <= arithmetic_.f32_attention_tokens || noise_.rounding == Rounding::none) return;
+    for (int64_t t = 0; t < T; ++t) {  // the oracle has filled the cache, and leaves rotated queries in q
+      for (int64_t h = 0; h < a.n_head; ++h) f16_attention(a, t, h, out.x + (t * a.n_head + h) * a.head_dim);
     }
   }
-  void ffn_dense(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y) override {
-    ffn(s, in, T, y_bias, y, [](float) { return true; });
+  void ffn_dense(const FfnShard& s, const Input& in, int64_t T, Vector y_bias, float* y, const NextNorm*) override {
+    ffn(s, in, T, y_bias, y, [](int64_t, float) { return true; });
   }
-  void predict(const Predictor&, Act, const PredictArgs&) override {
+  void predict(const Predictor&, const Input&, int64_t, const PredictArgs&) override {
     HEARTH_CHECK(false, "predictors are not modelled");
   }
-  void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
-    HEARTH_CHECK(sparse.predicted == nullptr && sparse.hand_off.mailbox == nullptr && sparse.collect == nullptr);
-    int32_t n_active = 0;
-    ffn(s, in, 1, y_bias, y, [&](float gate) {
+  void ffn_sparse(const FfnShard& s, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm*) override {
+    HEARTH_CHECK(std::holds_alternative<ByGates>(sparse.candidates) && sparse.collect == nullptr);
+    std::vector<int32_t> n_active(static_cast<size_t>(T));
+    ffn(s, in, T, y_bias, y, [&](int64_t t, float gate) {
       const bool active = std::fabs(gate) > sparse.threshold;
-      n_active += active ? 1 : 0;
+      n_active[static_cast<size_t>(t)] += active ? 1 : 0;
       return active;
     });
-    if (sparse.n_active != nullptr) *sparse.n_active = n_active;
+    if (sparse.n_active != nullptr) std::copy(n_active.begin(), n_active.end(), sparse.n_active);
   }
-  void argmax(const float* logits, int64_t n, int32_t* id) override { oracle_->argmax(logits, n, id); }
+  void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override { oracle_->argmax(logits, n, T, ids); }
 
  protected:
   // For planted defects: the values [T][n] of an FFN's neurons, before the down projection.
@@ -270,8 +265,10 @@ class NoisyDevice : public cpu::HostDevice {
     }
     return 0;
   }
+  // keep(t, act(gate)): whether a neuron of token t is computed.
   template <typename Keep>
-  void ffn(const FfnShard& s, Act in, int64_t T, Vector y_bias, float* y, Keep&& keep) {
+  void ffn(const FfnShard& s, const Input& input, int64_t T, Vector y_bias, float* y, Keep&& keep) {
+    const Act in = rows_of(input, T);
     const auto size = static_cast<size_t>(T * s.n());
     std::vector<float> gate(size), up(size);
     const MatmulPart parts[] = {{.w = s.gate, .bias = s.gate_bias, .y = gate.data()},
@@ -279,7 +276,7 @@ class NoisyDevice : public cpu::HostDevice {
     matmul({parts, s.up ? size_t{2} : size_t{1}}, in, T);
     for (size_t i = 0; i < size; ++i) {
       gate[i] = activate(s, gate[i]);
-      if (!keep(gate[i])) gate[i] = 0;
+      if (!keep(static_cast<int64_t>(i) / s.n(), gate[i])) gate[i] = 0;
       if (s.up) gate[i] *= s.up_relu ? std::max(up[i], 0.0f) : up[i];
     }
     edit_values(gate.data(), T, s.n());
@@ -293,16 +290,21 @@ class NoisyDevice : public cpu::HostDevice {
   // cuda/attention_prefill.cu: scores of f16 queries, scaled for a base-2 softmax; its weights are f16 where they meet
   // the values, and f32 in their sum.
   void f16_attention(const AttentionArgs& a, int64_t t, int64_t h, float* out) {
-    const int64_t d = a.head_dim, stride = a.q_stride != 0 ? a.q_stride : a.n_head * d;
-    const int64_t last = a.pos[t], first = a.window > 0 ? std::max<int64_t>(0, last - a.window + 1) : 0;
-    const int64_t cache = h / (a.n_head / a.n_head_kv) * a.n_ctx * d;
+    const int64_t d = a.head_dim, kv_head = h / (a.n_head / a.n_head_kv);
+    const int64_t last = a.rows.pos[t], first = a.window > 0 ? std::max<int64_t>(0, last - a.window + 1) : 0;
+    // Elements of the cache before position j.
+    const auto at = [&](int64_t j) {
+      const int64_t page = a.rows.pages[a.rows.slot[t] * a.rows.pages_stride + j / kPagePositions];
+      return page * a.cache.stride + (kv_head * kPagePositions + j % kPagePositions) * d;
+    };
     std::vector<float> q;
-    for (int64_t i = 0; i < d; ++i) q.push_back(rounded_half(a.q[t * stride + h * d + i] * (a.scale * 1.44269504f)));
+    for (int64_t i = 0; i < d; ++i)
+      q.push_back(rounded_half(a.q[(t * a.n_head + h) * d + i] * (a.scale * 1.44269504f)));
     std::vector<double> score, sum(static_cast<size_t>(d));
     for (int64_t j = first; j <= last; ++j) {
       double s = 0;
       for (int64_t i = 0; i < d; ++i)
-        s += static_cast<double>(q[static_cast<size_t>(i)]) * f16_to_f32(a.k_cache[cache + j * d + i]);
+        s += static_cast<double>(q[static_cast<size_t>(i)]) * f16_to_f32(a.cache.k[at(j) + i]);
       score.push_back(s);
     }
     const double top = *std::max_element(score.begin(), score.end());
@@ -311,7 +313,7 @@ class NoisyDevice : public cpu::HostDevice {
       const auto p = static_cast<float>(std::exp2(score[static_cast<size_t>(j - first)] - top));
       total += p;
       const double weight = rounded_half(p);
-      for (int64_t i = 0; i < d; ++i) sum[static_cast<size_t>(i)] += weight * f16_to_f32(a.v_cache[cache + j * d + i]);
+      for (int64_t i = 0; i < d; ++i) sum[static_cast<size_t>(i)] += weight * f16_to_f32(a.cache.v[at(j) + i]);
     }
     for (int64_t i = 0; i < d; ++i) out[i] = static_cast<float>(sum[static_cast<size_t>(i)] / total);
   }

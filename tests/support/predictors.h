@@ -10,7 +10,7 @@
 namespace hearth::test {
 
 // Gives every layer a predictor that reads `input`: of the FFN's input a copy of the gate, which names exactly the
-// active neurons; of the others a random one of rank 5, which does not, in every layer that can have it.
+// active neurons; of the residual stream a random one of rank 5, which does not.
 inline void add_predictors(model::Model& m, model::PredictorInput input) {
   struct Storage {
     std::vector<std::vector<float>> pieces;

@@ -72,7 +72,7 @@ TEST_F(Kill, ADividedModel) {
   const std::set<std::string> before = left();
   const std::vector<std::string> args = {"run",  "-m",    demo_,       "-p",          "Once", "-n",
                                          "400",  "-c",    "128",       "-b",          "16",   "--vram-budget",
-                                         "0.19", "--isa", "reference", "--ignore-eos"};
+                                         "0.21", "--isa", "reference", "--ignore-eos"};
   for (const int ms : {30, 100, 400, 1600}) {
     kill_after(args, std::chrono::milliseconds(ms));
     EXPECT_EQ(left(), before) << "killed after " << ms << " ms";

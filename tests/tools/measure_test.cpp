@@ -197,7 +197,7 @@ TEST_F(Measure, BenchTables) {
 
 TEST_F(Measure, BenchProfile) {
   const std::string table =
-      output({"bench", "-m", model(), "-p", "4", "-n", "2", "-r", "1", "--profile", "--no-bandwidth"});
+      output({"bench", "-m", model(), "-p", "12", "-n", "2", "-r", "1", "--profile", "--no-bandwidth"});
   for (const char* text : {"ffn_dense 96x64 f32", "ffn_sparse 96x64 f32", "matmul 128x64 f32", "attention", "sum"}) {
     EXPECT_NE(table.find(text), std::string::npos) << text << " is missing in\n" << table;
   }

@@ -66,9 +66,9 @@ TEST_F(PredictorProgram, FitsLayersInTurn) {
 
 TEST_F(PredictorProgram, Compare) {
   const Outcome c = hearth({"predictor", "compare", "-m", model_, "-f", text_, "--test", text_, "-o",
-                            dir_.path().string(), "--candidate", "sign", "svd:32:f16", "gate-bits:q4_0"});
+                            dir_.path().string(), "--candidate", "svd:32:f16", "gate-bits:q4_0"});
   ASSERT_EQ(c.status, 0) << c.err;
-  for (const char* name : {"| sign |", "| svd 32 f16 |", "| gate-bits q4_0 |"}) {
+  for (const char* name : {"| svd 32 f16 |", "| gate-bits q4_0 |"}) {
     EXPECT_NE(c.out.find(name), std::string::npos) << c.out;
   }
   EXPECT_TRUE(std::filesystem::exists(dir_ / "predictors-t.svg"));
@@ -88,9 +88,10 @@ TEST_F(PredictorProgram, WrongFlagsAreOneLine) {
             std::string::npos);
   EXPECT_NE(message({"--method", "svd", "--rank", "4096"}).find("up to 64"), std::string::npos);
   for (const char* layers : {"2", "0-2", "1-0", "a", "0-", "-1"}) {
-    EXPECT_NE(message({"--method", "sign", "--layers", layers}).find("--layers is '"), std::string::npos) << layers;
+    EXPECT_NE(message({"--method", "gate-bits", "--layers", layers}).find("--layers is '"), std::string::npos)
+        << layers;
   }
-  EXPECT_NE(message({"--method", "sign", "--sample-memory", "0.000001"}).find("give fewer --tokens"),
+  EXPECT_NE(message({"--method", "gate-bits", "--sample-memory", "0.000001"}).find("give fewer --tokens"),
             std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "m.sparse.gguf"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "m.sparse.gguf.fit"));

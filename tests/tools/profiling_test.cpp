@@ -34,9 +34,10 @@ TEST(ProfilingDevice, SameLogitsAndEveryOperationCounted) {
   ProfilingDevice profiler(*inner);
   {
     Engine plain(plain_model, *plain_device, {}), profiled(profiled_model, profiler, {});
-    const std::vector<int32_t> prompt = {kTinyThe, 4, 7};
-    for (const auto& ids : {prompt, std::vector<int32_t>{9}}) {
-      const std::span<const float> expected = plain.eval(ids), logits = profiled.eval(ids);
+    engine::Sequence text = plain.sequence(), other = profiled.sequence();
+    const std::vector<int32_t> prompt = {kTinyThe, 4, 7, 1, 1, 2, 3, 5, 8};
+    for (const auto& ids : {prompt, std::vector<int32_t>{9}, std::vector<int32_t>{9, 6}}) {
+      const std::span<const float> expected = plain.eval(text, ids), logits = profiled.eval(other, ids);
       EXPECT_TRUE(std::equal(logits.begin(), logits.end(), expected.begin(), expected.end()));
     }
     EXPECT_EQ(profiler.memory().size(), plain_device->memory().size());
@@ -45,10 +46,10 @@ TEST(ProfilingDevice, SameLogitsAndEveryOperationCounted) {
 
   std::map<std::string, int64_t> calls = calls_of(profiler);
   EXPECT_EQ(calls["ffn_dense 96x64 f32"], 2);   // the prompt, two layers
-  EXPECT_EQ(calls["ffn_sparse 96x64 f32"], 2);  // the token
-  EXPECT_EQ(calls["matmul 128x64 f32"], 4);     // q, k and v
-  EXPECT_EQ(calls["attention"], 4);
-  EXPECT_EQ(calls["norm"], 2 * (2 * 2 + 1));
+  EXPECT_EQ(calls["ffn_sparse 96x64 f32"], 4);  // the token, and the two
+  EXPECT_EQ(calls["matmul 128x64 f32"], 6);     // q, k and v
+  EXPECT_EQ(calls["attention"], 6);
+  EXPECT_EQ(calls.count("norm"), 0u) << "norms are a part of what reads them";
   const auto rows = profiler.rows();
   double sum = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -74,13 +75,19 @@ class Clocked final : public ForwardingDevice, public DeviceClock {
     now_ += 1;
     inner_.norm(args, x, T, out);
   }
+  using ForwardingDevice::matmul;
+  void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override {
+    now_ += 10;
+    inner_.matmul(parts, in, T, next);
+  }
   void attention(const AttentionArgs& args, int64_t T, Act out) override {
     now_ += 100;
     inner_.attention(args, T, out);
   }
-  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+  void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
+                  const NextNorm* next) override {
     now_ += 10000;
-    inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+    ForwardingDevice::ffn_sparse(shard, sparse, in, T, y_bias, y, next);
   }
   void synchronize() override { ++waits; }
   void stamp() override { stamps_.push_back(now_); }
@@ -108,21 +115,39 @@ TEST(ProfilingDevice, ADeviceWithAClockIsNotWaitedFor) {
   constexpr int kTokens = 200;  // more stamps than are kept unread
   const int waits = clocked.waits;
   for (int i = 0; i < kTokens; ++i) {
-    e.eval_greedy(9);
-    e.truncate(0);
+    engine::Sequence text = e.sequence();
+    e.eval_greedy(text, 9);
   }
   EXPECT_EQ(clocked.waits, waits);
   const auto parts = profiler.parts();
-  // Two layers: a norm and an attention each, a norm and an FFN; the head with its norm.
-  EXPECT_EQ(of(parts, Part::attention), kTokens * 2 * 101.0);
-  EXPECT_EQ(of(parts, Part::ffn), kTokens * 2 * 10001.0);
-  EXPECT_EQ(of(parts, Part::head), kTokens * 1.0);
+  // Two layers: an attention between two products each, and an FFN; the head.
+  EXPECT_EQ(of(parts, Part::attention), kTokens * 2 * 120.0);
+  EXPECT_EQ(of(parts, Part::ffn), kTokens * 2 * 10000.0);
+  EXPECT_EQ(of(parts, Part::head), kTokens * 10.0);
   EXPECT_EQ(of(parts, Part::other), 0.0);
   const std::map<std::string, int64_t> calls = calls_of(profiler);
-  EXPECT_EQ(calls.at("norm, matmul 128x64 f32"), 2 * kTokens) << "a norm and what reads it are one";
-  EXPECT_EQ(calls.at("norm, ffn_sparse 96x64 f32"), 2 * kTokens);
-  EXPECT_EQ(calls.at("rope_kv, attention"), 2 * kTokens);
+  EXPECT_EQ(calls.at("matmul 128x64 f32"), 2 * kTokens);
+  EXPECT_EQ(calls.at("ffn_sparse 96x64 f32"), 2 * kTokens);
+  EXPECT_EQ(calls.at("attention"), 2 * kTokens);
   EXPECT_EQ(calls.count("norm"), 0u);
+}
+
+TEST(ProfilingDevice, ANormByItselfBelongsToWhatFollows) {
+  const auto inner = cpu::make_reference_device();
+  Clocked clocked(*inner);
+  ProfilingDevice profiler(clocked);
+  std::vector<float> x(4, 1.0f);
+  const NormArgs args{.weight = {x.data(), 4}, .n = 4};
+  profiler.norm(args, x.data(), 1, {x.data(), nullptr});
+  profiler.quantize({x.data(), nullptr}, 1, 4);  // for a predictor
+  profiler.norm(args, x.data(), 1, {x.data(), nullptr});
+  profiler.norm(args, x.data(), 1, {x.data(), nullptr});
+  int32_t best = 0;
+  profiler.argmax(x.data(), 4, 1, &best);
+  const auto parts = profiler.parts();
+  EXPECT_EQ(of(parts, Part::predictor), 1.0);
+  EXPECT_EQ(of(parts, Part::other), 2.0);
+  EXPECT_EQ(calls_of(profiler).at("norm"), 3);
 }
 
 TEST(ProfilingDevice, SwitchedOffItHandsOn) {
@@ -133,10 +158,11 @@ TEST(ProfilingDevice, SwitchedOffItHandsOn) {
   Engine e(model, profiler, {});
   profiler.reset();
   profiler.enable(false);
-  e.eval_greedy(9);
+  engine::Sequence text = e.sequence();
+  e.eval_greedy(text, 9);
   EXPECT_TRUE(profiler.rows().empty());
   profiler.enable(true);
-  e.eval_greedy(9);
+  e.eval_greedy(text, 9);
   EXPECT_FALSE(profiler.rows().empty());
 }
 
@@ -146,9 +172,10 @@ TEST(ProfilingDevice, SplitsADividedToken) {
   class Slow final : public ForwardingDevice {
    public:
     using ForwardingDevice::ForwardingDevice;
-    void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, Act in, Vector y_bias, float* y) override {
+    void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias,
+                    float* y, const NextNorm* next) override {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      inner_.ffn_sparse(shard, sparse, in, y_bias, y);
+      ForwardingDevice::ffn_sparse(shard, sparse, in, T, y_bias, y, next);
     }
   };
   TempDir dir;
@@ -168,8 +195,9 @@ TEST(ProfilingDevice, SplitsADividedToken) {
   ProfilingDevice main_profiler(*main), host_profiler(slow);
   Engine divided(model, main_profiler, {}, {host_profiler, placement, team}), whole(plain_model, *plain, {});
   main_profiler.reset(), host_profiler.reset();
+  engine::Sequence text = divided.sequence(), other = whole.sequence();
   for (const int32_t id : {9, 3, 77}) {
-    const auto expected = whole.eval({&id, 1}), got = divided.eval({&id, 1});
+    const auto expected = whole.eval(other, {&id, 1}), got = divided.eval(text, {&id, 1});
     // 96 neurons of size one, in another order; logits of some 64 terms of that.
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-3);
   }

@@ -33,8 +33,10 @@ std::optional<cuda::GpuInfo> find_gpu(int index, std::string& why);
 uint64_t choose_budget(std::optional<double> gib, const MachineOptions& machine,
                        const std::optional<cuda::GpuInfo>& gpu, const std::string& why);
 
-// Fills in bandwidths (measured once, then from the cache) and host memory.
-void set_machine(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request);
+// Fills in bandwidths, how fast kernels are with the FFN's type of weights (both measured once, then from the cache; of
+// another machine, whose bandwidth is given, the cost model's figures), and host memory.
+void set_machine(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,
+                 offline::PlanRequest& request);
 // Fills in how fast the CPU multiplies batches with the FFN's type of weights (the same); of another machine, whose
 // bandwidth is given, and without a GPU to stream to, the cost model's assumption stays.
 void set_product_rate(const MachineOptions& machine, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,

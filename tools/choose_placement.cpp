@@ -1,4 +1,4 @@
-#include "tools/placing.h"
+#include "tools/choose_placement.h"
 
 #include "core/error.h"
 #include "core/log.h"
@@ -9,8 +9,9 @@
 #include "offline/plan/gpu_index.h"
 #include "offline/plan/machine.h"
 #include "offline/plan/plan_file.h"
+#include "offline/plan/rates.h"
 #include "tools/common.h"
-#include "tools/report.h"
+#include "tools/figures.h"
 #include "tools/system.h"
 
 namespace hearth::tools {
@@ -55,6 +56,38 @@ void set_bandwidths(const MachineOptions& o, const std::optional<cuda::GpuInfo>&
   }
 }
 
+DType ffn_type(const model::Model& model) {
+  return model.weights().layers.front().ffn.gate.type;
+}
+
+void measure_gpu(int index, DType type, offline::KernelRates& rates) {
+  try {
+    const offline::DeviceRates gpu = offline::measure_rates(*cuda::make_device(index), type);
+    rates.gpu_dense = gpu.dense, rates.gpu_sparse = gpu.sparse;
+    rates.handoff_seconds = offline::measure_hand_off(*cuda::make_device(index));
+  } catch (const Error& e) {  // no memory left, most likely: plans do without
+    log::warn("how fast the GPU's kernels are was not measured: {}", e.what());
+  }
+}
+
+// How fast kernels are, as set_bandwidths() does.
+void set_rates(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, DType type,
+               offline::PlanRequest& request) {
+  request.cost.set_weights(type);
+  if (o.cpu_bw) return;
+  const bool with_gpu = gpu && !o.gpu_bw && request.vram_budget > 0;
+  ThreadTeam team(o.threads);
+  const std::string key = offline::machine_key(team.size(), gpu ? gpu->name : "");
+  request.cost.set_rates(offline::cached_rates(offline::machine_cache_path(), key, traits(type).name, with_gpu, [&] {
+    log::info("measuring how fast this machine is with {} weights, once", traits(type).name);
+    const offline::DeviceRates cpu = offline::measure_rates(*cpu::make_device(team), type);
+    offline::KernelRates rates{
+        .cpu_dense = cpu.dense, .cpu_sparse = cpu.sparse, .fetched_speedup = cpu.fetched_speedup};
+    if (with_gpu) measure_gpu(gpu->index, type, rates);
+    return rates;
+  }));
+}
+
 }  // namespace
 
 std::optional<cuda::GpuInfo> find_gpu(int index, std::string& why) {
@@ -83,8 +116,14 @@ uint64_t choose_budget(std::optional<double> gib, const MachineOptions& o, const
   return budget;
 }
 
-void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
+void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,
+                 offline::PlanRequest& request) {
   set_bandwidths(o, gpu, request);
+  set_rates(o, gpu, ffn_type(model), request);
+  if (gpu) {
+    request.reserve.scratch_bytes = [info = *gpu](const Limits& limits) { return cuda::scratch_bytes(info, limits); };
+    request.reserve.q8_bytes = [](int64_t n) { return cuda::q8_bytes(n); };
+  }
   request.cost.link_share = o.link_share;
   request.cost.look_ahead = !o.no_look_ahead;
   if (o.host_memory) {
@@ -101,7 +140,7 @@ void set_product_rate(const MachineOptions& o, const std::optional<cuda::GpuInfo
   double& rate = request.cost.cpu_flops;
   if (o.cpu_gflops) rate = *o.cpu_gflops * 1e9;
   if (o.cpu_gflops || o.cpu_bw || request.vram_budget == 0) return;
-  const DType type = model.weights().layers.front().ffn.gate.type;
+  const DType type = ffn_type(model);
   ThreadTeam team(o.threads);
   const std::string key = offline::machine_key(team.size(), gpu ? gpu->name : "");
   rate = offline::cached_product_rate(offline::machine_cache_path(), key, traits(type).name,
@@ -167,7 +206,6 @@ offline::Planner make_planner(const model::Model& model, const PlanInputs& input
   offline::Frequencies frequencies = offline::frequencies_of(shape, inputs.sidecar, inputs.thresholds);
   request.thresholds = !inputs.thresholds.empty();
   if (inputs.sidecar != nullptr && !request.thresholds) offline::set_named_per_active(shape, *inputs.sidecar);
-  request.cost.set_weights(model.weights().layers.front().ffn.gate.type);
   const model::Config& c = model.config();
   if (inputs.gpu_index) request.gpu_buckets = offline::read_gpu_index(*inputs.gpu_index, c.n_layer, c.n_ff);
   return {std::move(shape), std::move(frequencies), request};
@@ -188,11 +226,11 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     run.placement = offline::load_placement(*r.plan_file);
     engine::check_placement(run.placement, model.config(), model::fingerprint(model.file()));
     r.request.vram_budget = run.placement.vram_budget;
-    set_machine(r.machine, gpu, r.request);
+    set_machine(r.machine, gpu, model, r.request);
   } else {
     r.request.vram_budget = choose_budget(r.vram_budget, r.machine, gpu, why);
     if (!r.vram_budget) r.request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
-    set_machine(r.machine, gpu, r.request);
+    set_machine(r.machine, gpu, model, r.request);
     if (r.context_bytes) r.request.reserve.context_bytes = *r.context_bytes;
     offline::Plan plan = make_planner(model, {sidecar, r.thresholds, r.gpu_index}, r.request).plan();
     run.tokens_per_second = plan.tokens_per_second();

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ops.h"
+
 namespace hearth::cuda {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
@@ -14,23 +16,23 @@ constexpr int64_t round_up(int64_t a, int64_t b) {
 }
 
 // --- decode attention: the context is split over blocks ---
-// The pieces depend on the actual length and the device alone, never on the bound that fixed the grid, so that a graph
-// captured for a long context gives bitwise the results of one captured for a short context.
-constexpr int64_t kMinSplitKeys = 128;  // what a block takes at once, where every query head has its keys
+// A piece is whole pages of the cache. The pieces depend on the token's own context and the device alone, never on the
+// bound that fixed the grid, so that a graph captured for a long context gives bitwise the results of one captured for
+// a short context.
 constexpr int64_t kMaxSplits = 128;
 
 // Most pieces that a context is cut into: the blocks of all heads together fill the GPU once.
 constexpr int64_t attention_max_splits(int64_t head_blocks, int64_t resident_blocks) {
   return std::clamp<int64_t>(resident_blocks / head_blocks, 1, kMaxSplits);
 }
-// Keys in each piece (the last may have fewer) of a context of n_kv.
-constexpr int64_t attention_split_keys(int64_t n_kv, int64_t max_splits) {
-  const int64_t keys = round_up(ceil_div(n_kv, max_splits), 16);
-  return keys > kMinSplitKeys ? keys : kMinSplitKeys;  // not std::max: kernels cannot take the constant's address
+// Pages in each piece (the last may have fewer) of a context that lies in n_pages.
+constexpr int64_t attention_split_pages(int64_t n_pages, int64_t max_splits) {
+  return ceil_div(n_pages, max_splits);
 }
-// Pieces that the grid must provide for any context of at most max_kv keys.
-constexpr int64_t attention_grid_splits(int64_t max_kv, int64_t max_splits) {
-  return std::clamp<int64_t>(ceil_div(max_kv, kMinSplitKeys), 1, max_splits);
+// Pieces that the grid must provide for any context of at most max_kv keys, of which a token sees `window` (0 = all).
+constexpr int64_t attention_grid_splits(int64_t max_kv, int64_t window, int64_t max_splits) {
+  const int64_t all = ceil_div(max_kv, kPagePositions), seen = ceil_div(window - 1, kPagePositions) + 1;
+  return std::clamp<int64_t>(window > 0 ? std::min(all, seen) : all, 1, max_splits);
 }
 
 // --- transposed down projection: columns in tiles, rows split over blocks ---

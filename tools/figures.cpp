@@ -1,4 +1,4 @@
-#include "tools/report.h"
+#include "tools/figures.h"
 
 #include <array>
 #include <cmath>
@@ -91,7 +91,7 @@ void print_division(Session& session, const Timings& t) {
   const double host = session.engine().density().host_share();
   if (!std::isnan(host)) log::info("{:>16} = {:.1f} % of the active neurons on the GPU", "hit share", (1 - host) * 100);
   const engine::Engine& e = session.engine();
-  const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
+  const engine::SideBytes bytes = e.traffic(e.density(), session.text().n_past()).total();
   const std::string linked =
       bytes.link > 0 ? fmt::format(", {} over the link", human_bytes(static_cast<size_t>(bytes.link))) : "";
   log::info("{:>16} = {} on the GPU and {} on the CPU{}, a token", "bytes read",
@@ -118,7 +118,7 @@ nlohmann::json division_json(Session& session) {
                       {"link_bytes_per_token", nullptr},
                       {"expected_tokens_per_second", nullptr}};
   const engine::Engine& e = session.engine();
-  const engine::SideBytes bytes = e.traffic(e.density(), e.n_past()).total();
+  const engine::SideBytes bytes = e.traffic(e.density(), session.text().n_past()).total();
   j["gpu_bytes_per_token"] = bytes.main, j["cpu_bytes_per_token"] = bytes.host;
   j["link_bytes_per_token"] = bytes.link;
   if (!std::isnan(host)) j["hit_share"] = 1 - host;

@@ -1,0 +1,33 @@
+#pragma once
+// The steps of attention() (kernels.cuh), and where a position lies in the paged cache.
+#include "cuda/kernels.cuh"
+
+namespace hearth::cuda {
+
+// rope_kv.cu: q is normed and rotated in place; k likewise goes into the cache, and v as it is.
+void rope_kv(const Gpu& gpu, const AttentionArgs& args, int64_t T);
+// attention_decode.cu: up to kFewTokens tokens. rotates: q, k and v are raw, of one token; otherwise rope_kv() has run.
+void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, bool rotates, float* partial,
+                      unsigned* counters, Act out);
+// attention_prefill.cu: the tokens of args.rows.runs, on tensor cores, after rope_kv().
+void attention_prefill(const Gpu& gpu, const AttentionArgs& args, float* out);
+
+#ifdef __CUDACC__
+constexpr int kPage = static_cast<int>(kPagePositions);
+
+// The pages of one sequence.
+__device__ __forceinline__ const int32_t* page_table(const BatchRows& rows, int slot) {
+  return rows.pages + slot * rows.pages_stride;
+}
+// Index in a sequence's table of the page that has a position.
+__device__ __forceinline__ int page_index(int position) {
+  return static_cast<int>(static_cast<unsigned>(position) / kPage);
+}
+// Offset in elements of a position's key (and value) of one kv head, from the layer's first page.
+__device__ __forceinline__ int64_t cache_offset(const AttentionArgs& a, int page, int64_t kv_head, int position) {
+  const int64_t in_page = kv_head * kPage + static_cast<unsigned>(position) % kPage;
+  return page * a.cache.stride + in_page * a.head_dim;
+}
+#endif
+
+}  // namespace hearth::cuda

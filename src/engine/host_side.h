@@ -1,0 +1,38 @@
+#pragma once
+// The CPU's part of a divided pass: executes its lists of steps, layer by layer, as the main device's hand-offs come.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/hand_off.h"
+#include "core/mailbox.h"
+#include "engine/forward.h"
+#include "engine/schedule.h"
+
+namespace hearth::engine {
+
+class HostSide {
+ public:
+  // `context`: the CPU's; `rows`: of the main device, of every layer. The references must outlive it.
+  HostSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows, Mailbox& mailbox);
+
+  // Answers every hand-off of one pass. On an error the mailbox is abandoned, so that the main device does not wait for
+  // ever, and the error goes on.
+  void serve(const PassShape& shape, BatchKind kind);
+
+ private:
+  class Layer;
+  // What a hand-off has brought, and what becomes of it.
+  struct Letters {
+    const float* x = nullptr;  // [T][n_embd] the residual stream, where that is what hand-offs bring
+    Act input;                 // the FFN's input
+    NeuronLists neurons;
+  };
+  ForwardContext c_;
+  const Schedule& schedule_;
+  std::span<const MainRows> rows_;
+  Mailbox& mailbox_;
+  Letters brought_;
+};
+
+}  // namespace hearth::engine

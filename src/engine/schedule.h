@@ -1,0 +1,139 @@
+#pragma once
+// The work of one layer as data: two lists of steps, one for the main device and one for the CPU (the host). They are
+// compiled once for every layer and kind of batch; both sides only execute their list. compile() is the one place that
+// decides who does what. check() runs both lists against each other: it proves that they end, that every hand-off is
+// answered, and that every part of the layer is added to the residual stream once, from the right input.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/ops.h"
+#include "engine/placement.h"
+
+namespace hearth::engine {
+
+// The part of a layer that the main device has beside what its weights say.
+struct MainRows {
+  int64_t n_hot = 0;  // neurons of its own; all others are the host's, or linked
+  FfnShard linked;    // the first of the host's rows, which it reads in place for batches that skip neurons; or none
+};
+
+// How many tokens a pass has, which decides what of a layer is computed where.
+enum class BatchKind {
+  one,       // skips neurons; the host prefetches rows
+  few,       // up to kFewTokens: skips neurons
+  many,      // computes every neuron where it lives
+  streamed,  // computes every neuron; those of the host visit the main device
+};
+constexpr int kBatchKinds = 4;
+constexpr BatchKind kBatchKindList[kBatchKinds] = {BatchKind::one, BatchKind::few, BatchKind::many,
+                                                   BatchKind::streamed};
+const char* to_string(BatchKind kind);
+// Whether batches of a kind compute only the neurons that are found to be needed, where a layer can.
+inline bool skips_neurons(BatchKind kind) {
+  return kind == BatchKind::one || kind == BatchKind::few;
+}
+
+// What the configuration and the placement say about one layer. Invariants are checked by check_facts().
+struct LayerFacts {
+  bool parallel = false;      // x += attention(n_a(x)) + ffn(n_f(x)); otherwise one after the other
+  bool host_attends = false;  // the host has the attention, and the layer's cache
+  bool hot = true;            // the main device has rows of some neurons
+  bool cold = false;          // the host has rows of some neurons
+  Selection selection = Selection::all;
+  bool main_predicts = true;    // with Selection::predictor: it is on the main device, and names the host's neurons too
+  bool reads_residual = false;  // the predictor reads x before the norm
+  bool linked = false;          // the main device reads some cold rows over the link, for batches that skip neurons
+  bool all_linked = false;      // all of them: the host is not asked
+  bool hinted = false;          // the host is told which rows to prefetch while the layer before is computed
+  bool streamable = false;      // the cold rows can visit the main device
+  bool operator==(const LayerFacts&) const = default;
+};
+
+// --- steps. A step names what it reads and writes; sizes, weights and buffers are the executing side's. ---
+
+// The input of attention, predictor or FFN.
+enum class Reads {
+  norm_of_x,  // the norm of the residual stream, done by the operation that reads it, and kept for later steps
+  normed,     // what an earlier step has made, or a hand-off has brought
+  residual,   // x itself
+};
+enum class Half { attention, ffn };
+// Who reads the residual stream next, through a norm of its own: the step that adds to x may prepare that norm.
+enum class NextReader { nobody, predictor, ffn, attention, head };
+enum class Neurons { all, by_gates, listed };
+enum class Letter { x, ffn_input, x_and_neurons, ffn_input_and_neurons };  // what a hand-off brings
+
+struct Norm {
+  Half half;
+};  // both sides: x -> the input of that half
+struct Attend {
+  Reads reads;
+  NextReader next = NextReader::nobody;
+};  // both sides: += attention
+struct Predict {
+  Reads reads;
+  std::optional<Letter> posts;
+};            // both sides: lists; on the main device of both sides
+struct Ffn {  // both sides: += the side's neurons
+  Neurons neurons;
+  Reads reads;
+  bool hands_over = false;  // main: also adds the answer. Host: publishes its answer part by part
+  bool linked = false;      // main: also computes the linked neurons
+  NextReader next = NextReader::nobody;
+};
+struct Post {
+  Letter letter;
+};               // main: begins a hand-off without neurons
+struct Hint {};  // main: the next layer's predictor on this layer's input
+struct Stream {
+  Reads reads;
+};                   // main: += the cold neurons, which visit it
+struct Collect {};   // main: x += the answer
+struct Prefetch {};  // host: rows that a hint named, until the next hand-off
+struct Take {
+  Letter letter;
+};                      // host: waits for the vector of a hand-off
+struct TakeNeurons {};  // host: waits for its neurons
+struct AddInput {};     // host: x = what the hand-off brought + the answer so far
+struct Answer {};       // host: ends the hand-off
+using Step = std::variant<Norm, Attend, Predict, Ffn, Post, Hint, Stream, Collect, Prefetch, Take, TakeNeurons,
+                          AddInput, Answer>;
+
+struct LayerSchedule {
+  std::vector<Step> main, host;
+};
+
+// The lists of one layer. `next`: the facts of the layer after it, or null.
+LayerSchedule compile(const LayerFacts& layer, const LayerFacts* next, BatchKind kind);
+
+// Throws Error naming the layer when facts contradict each other, within a layer or with the layer before.
+void check_facts(std::span<const LayerFacts> layers);
+
+// What is wrong with the lists, in one line; nothing when they are right.
+std::optional<std::string> check(const LayerFacts& layer, BatchKind kind, const LayerSchedule& schedule);
+
+// All layers, by kind of batch: compiled and checked.
+class Schedule {
+ public:
+  Schedule() = default;
+  // Throws Error as check_facts() does.
+  explicit Schedule(std::vector<LayerFacts> layers);
+  const LayerSchedule& layer(BatchKind kind, int64_t layer) const {
+    return by_kind_[static_cast<size_t>(kind)][static_cast<size_t>(layer)];
+  }
+  const std::vector<LayerFacts>& facts() const { return facts_; }
+  // One line a run of equal layers and side: "layers 0-3, one, main: attend(norm of x), ...".
+  std::string print(BatchKind kind) const;
+
+ private:
+  std::vector<LayerFacts> facts_;
+  std::vector<LayerSchedule> by_kind_[kBatchKinds];
+};
+
+std::string to_string(const Step& step);
+
+}  // namespace hearth::engine
