@@ -164,7 +164,9 @@ TEST(TuneDemo, KeepsItsBoundOnATextItNeverSaw) {
                 threshold})["perplexity"]
         .get<double>();
   };
-  for (const size_t i : {0, 3, 5}) {  // the curve, by another route: token by token, sparse kernels
+  // The curve, by another route: a few tokens at a time, sparse kernels. Rounding moves neurons across a threshold, so
+  // that correct arithmetics (the oracle, each instruction set) are up to 0.7 % from each other.
+  for (const size_t i : {0, 3, 5}) {
     const json& point = tuned["global"][i];
     const double expected = point["validation"]["perplexity"];
     EXPECT_NEAR(perplexity(validation, fmt::format("{:.3g}", point["threshold"].get<float>())), expected,
