@@ -31,17 +31,19 @@ void q3_k_encode(const float* row, const float* importance, void* out, int64_t n
       b.d = kNotANumber;
       continue;
     }
-    const auto codes = encode_scaled<IntegerGrid<-4, 3>, 16, -32, 31>(x, {9, 0.1f});
+    const auto codes = encode_scaled<IntegerGrid<-4, 3>, 16, -32, 31>(x, {4, 0.22f});
     b.d = codes.d;
     for (int j = 0; j < 16; ++j) {
       const int s = codes.scale[j] + 32;
       b.scales[j % 8] |= static_cast<uint8_t>((s & 15) << (j / 8 * 4));
       b.scales[8 + j % 4] |= static_cast<uint8_t>(s >> 4 << (j / 4 * 2));
     }
-    for (int i = 0; i < kSuperBlock; ++i) {
-      const int q = codes.q[i];
-      b.qs[i / 128 * 32 + i % 32] |= static_cast<uint8_t>((q & 3) << (i / 32 % 4 * 2));
-      b.hmask[i % 32] |= static_cast<uint8_t>(q >> 2 << (i / 32));
+    for (int run = 0; run < 8; ++run) {
+      for (int i = 0; i < 32; ++i) {
+        const int q = codes.q[run * 32 + i];
+        b.qs[run / 4 * 32 + i] |= static_cast<uint8_t>((q & 3) << (run % 4 * 2));
+        b.hmask[i] |= static_cast<uint8_t>(q >> 2 << run);
+      }
     }
   }
 }
@@ -75,10 +77,12 @@ void q6_k_encode(const float* row, const float* importance, void* out, int64_t n
     const auto codes = encode_scaled<IntegerGrid<-32, 31>, 16, -128, 127>(x, {9, 0.1f});
     b.d = codes.d;
     for (int j = 0; j < 16; ++j) b.scales[j] = static_cast<int8_t>(codes.scale[j]);
-    for (int i = 0; i < kSuperBlock; ++i) {
-      const int q = codes.q[i];
-      b.ql[i / 128 * 64 + i % 64] |= static_cast<uint8_t>((q & 15) << (i / 64 % 2 * 4));
-      b.qh[i / 128 * 32 + i % 32] |= static_cast<uint8_t>(q >> 4 << (i / 32 % 4 * 2));
+    for (int run = 0; run < 8; ++run) {
+      for (int i = 0; i < 32; ++i) {
+        const int q = codes.q[run * 32 + i];
+        b.ql[run / 4 * 64 + run % 2 * 32 + i] |= static_cast<uint8_t>((q & 15) << (run / 2 % 2 * 4));
+        b.qh[run / 4 * 32 + i] |= static_cast<uint8_t>(q >> 4 << (run % 4 * 2));
+      }
     }
   }
 }

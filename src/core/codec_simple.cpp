@@ -17,14 +17,18 @@ struct Range {
   bool finite;
 };
 Range range_of(const float* x) {
-  Range r{x[0], x[0], 0.0f, true};
-  float poison = 0.0f;
-  for (int i = 0; i < kSize; ++i) {
-    r.low = std::min(r.low, x[i]), r.high = std::max(r.high, x[i]);
-    if (std::fabs(x[i]) > std::fabs(r.extreme)) r.extreme = x[i];
-    poison += x[i] * 0.0f;
+  f32x4 low = load(x), high = low, poison = low * 0.0f;
+  for (int i = 4; i < kSize; i += 4) {
+    const f32x4 v = load(x + i);
+    low = at_most(v, low), high = at_least(v, high);
+    poison += v * 0.0f;
   }
-  r.finite = poison == 0.0f;
+  Range r{low[0], high[0], 0.0f, sum(poison) == 0.0f};
+  for (int l = 1; l < 4; ++l) r.low = std::min(r.low, low[l]), r.high = std::max(r.high, high[l]);
+  r.extreme = r.high > -r.low ? r.high : r.low;
+  if (r.high == -r.low) {
+    r.extreme = *std::find_if(x, x + kSize, [&](float v) { return std::fabs(v) == r.high; });
+  }
   return r;
 }
 
@@ -41,15 +45,18 @@ struct Quants {
 uint8_t round_half_up(float v, float top) {
   v += 0.5f;
   v = v > 0.0f ? v : 0.0f;
-  return static_cast<uint8_t>(v < top ? v : top);
+  return static_cast<uint8_t>(static_cast<int>(v < top ? v : top));
 }
 
 void pack_low(const Quants& q, uint8_t* qs) {
   for (int i = 0; i < kHalf; ++i) qs[i] = static_cast<uint8_t>((q.q[i] & 15) | (q.q[i + kHalf] & 15) << 4);
 }
 void pack_high(const Quants& q, uint8_t* qh) {
-  for (int i = 0; i < kSize / 8; ++i) qh[i] = 0;
-  for (int i = 0; i < kSize; ++i) qh[i / 8] |= static_cast<uint8_t>((q.q[i] >> 4) << (i % 8));
+  for (int i = 0; i < kSize / 8; ++i) {
+    int bits = 0;
+    for (int l = 0; l < 8; ++l) bits |= q.q[i * 8 + l] >> 4 << l;
+    qh[i] = static_cast<uint8_t>(bits);
+  }
 }
 int low_bits(const uint8_t* qs, int i) {
   return i < kHalf ? qs[i] & 15 : qs[i - kHalf] >> 4;

@@ -12,6 +12,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 #include "core/half.h"
 
 namespace hearth::codec {
@@ -30,12 +34,26 @@ inline f32x4 splat(float v) {
 inline float sum(f32x4 v) {
   return (v[0] + v[2]) + (v[1] + v[3]);
 }
+// v > low ? v : low and v < high ? v : high: NaN gives the bound. (GCC makes four instructions of a comparison with a
+// constant.)
+inline f32x4 at_least(f32x4 v, f32x4 low) {
+#if defined(__SSE__)
+  return _mm_max_ps(v, low);
+#else
+  return v > low ? v : low;
+#endif
+}
+inline f32x4 at_most(f32x4 v, f32x4 high) {
+#if defined(__SSE__)
+  return _mm_min_ps(v, high);
+#else
+  return v < high ? v : high;
+#endif
+}
 // The nearest integer in [low, high], ties to even; NaN gives low. |low|, |high| < 2^22.
 inline f32x4 round_clamped(f32x4 v, float low, float high) {
-  const f32x4 lo = splat(low), hi = splat(high), shift = splat(0x1.8p23f);
-  v = v > lo ? v : lo;
-  v = v < hi ? v : hi;
-  return (v + shift) - shift;
+  const f32x4 shift = splat(0x1.8p23f);
+  return (at_most(at_least(v, splat(low)), splat(high)) + shift) - shift;
 }
 inline float round_clamped(float v, float low, float high) {
   v = v > low ? v : low;
