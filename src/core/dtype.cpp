@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "core/blocks.h"
+#include "core/codec.h"
 #include "core/error.h"
 
 namespace hearth {
@@ -99,35 +101,50 @@ void q4_0_from_float(const float* row, void* out, int64_t n) {
   }
 }
 
+constexpr bool kKernels = true;
+
 constexpr DTypeTraits listed(uint32_t type, const char* name, int block_size, int block_bytes) {
-  return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr, 0};
+  return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr, nullptr};
+}
+
+template <auto encode>
+void unweighted(const float* row, void* out, int64_t n) {
+  encode(row, nullptr, out, n);
+}
+using Decode = void(const void*, float*, int64_t);
+using Encode = void(const float*, const float*, void*, int64_t);
+template <class Block, Decode decode, Encode encode>
+constexpr DTypeTraits coded(DType type, const char* name, uint32_t file_type) {
+  return {type, name, Block::size, sizeof(Block), decode, unweighted<encode>, encode, file_type};
 }
 
 // One row per format. Rows without functions let `inspect` account for the bytes of any GGUF.
 constexpr std::array kTraits = {
-    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float, 0},
-    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float, 1},
-    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float, 32},
-    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float, 7},
-    DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float, 2},
-    listed(3, "q4_1", 32, 20),
-    listed(6, "q5_0", 32, 22),
-    listed(7, "q5_1", 32, 24),
+    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float, nullptr, 0, kKernels},
+    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float, nullptr, 1, kKernels},
+    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float, nullptr, 32, kKernels},
+    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float, nullptr, 7,
+                kKernels},
+    DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float,
+                codec::q4_0_encode, 2, kKernels},
+    coded<BlockQ4_1, codec::q4_1_to_float, codec::q4_1_encode>(DType::q4_1, "q4_1", 3),
+    coded<BlockQ5_0, codec::q5_0_to_float, codec::q5_0_encode>(DType::q5_0, "q5_0", 8),
+    coded<BlockQ5_1, codec::q5_1_to_float, codec::q5_1_encode>(DType::q5_1, "q5_1", 9),
     listed(9, "q8_1", 32, 36),
-    listed(10, "q2_k", 256, 84),
-    listed(11, "q3_k", 256, 110),
-    listed(12, "q4_k", 256, 144),
-    listed(13, "q5_k", 256, 176),
-    listed(14, "q6_k", 256, 210),
+    coded<BlockQ2_K, codec::q2_k_to_float, codec::q2_k_encode>(DType::q2_k, "q2_k", 10),
+    coded<BlockQ3_K, codec::q3_k_to_float, codec::q3_k_encode>(DType::q3_k, "q3_k", 12),
+    coded<BlockQ4_K, codec::q4_k_to_float, codec::q4_k_encode>(DType::q4_k, "q4_k", 15),
+    coded<BlockQ5_K, codec::q5_k_to_float, codec::q5_k_encode>(DType::q5_k, "q5_k", 17),
+    coded<BlockQ6_K, codec::q6_k_to_float, codec::q6_k_encode>(DType::q6_k, "q6_k", 18),
     listed(15, "q8_k", 256, 292),
     listed(16, "iq2_xxs", 256, 66),
     listed(17, "iq2_xs", 256, 74),
     listed(18, "iq3_xxs", 256, 98),
     listed(19, "iq1_s", 256, 50),
-    listed(20, "iq4_nl", 32, 18),
+    coded<BlockIQ4_NL, codec::iq4_nl_to_float, codec::iq4_nl_encode>(DType::iq4_nl, "iq4_nl", 25),
     listed(21, "iq3_s", 256, 110),
     listed(22, "iq2_s", 256, 82),
-    listed(23, "iq4_xs", 256, 136),
+    coded<BlockIQ4_XS, codec::iq4_xs_to_float, codec::iq4_xs_encode>(DType::iq4_xs, "iq4_xs", 30),
     listed(24, "i8", 1, 1),
     listed(25, "i16", 1, 2),
     listed(26, "i32", 1, 4),
@@ -136,7 +153,7 @@ constexpr std::array kTraits = {
     listed(29, "iq1_m", 256, 56),
     listed(34, "tq1_0", 256, 54),
     listed(35, "tq2_0", 256, 66),
-    listed(39, "mxfp4", 32, 17),
+    coded<BlockMXFP4, codec::mxfp4_to_float, codec::mxfp4_encode>(DType::mxfp4, "mxfp4", 38),
 };
 
 }  // namespace
@@ -165,6 +182,16 @@ std::optional<DType> parse_dtype(std::string_view name) {
     if (t.computable() && lower == t.name) return t.type;
   }
   return std::nullopt;
+}
+
+void quantize_row(DType type, const float* x, const float* importance, void* out, int64_t n) {
+  const DTypeTraits& t = traits(type);
+  HEARTH_CHECK(t.convertible() && n % t.block_size == 0, "{} values of type {}", n, t.name);
+  if (importance != nullptr && t.from_float_weighted != nullptr) {
+    t.from_float_weighted(x, importance, out, n);
+  } else {
+    t.from_float(x, out, n);
+  }
 }
 
 }  // namespace hearth

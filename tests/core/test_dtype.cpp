@@ -59,6 +59,7 @@ TEST(DType, TableIsConsistent) {
     EXPECT_EQ(find_traits(static_cast<uint32_t>(t.type)), &t) << t.name;
     EXPECT_GT(t.block_bytes, 0);
     EXPECT_EQ(t.to_float == nullptr, t.from_float == nullptr);
+    EXPECT_TRUE(t.convertible() || !t.computable()) << t.name;
     EXPECT_EQ(parse_dtype(t.name).has_value(), t.computable()) << t.name;
   }
   EXPECT_EQ(find_traits(4), nullptr);  // removed from the format
@@ -91,13 +92,13 @@ TEST(DType, QuantisationErrorIsBoundedByHalfAStep) {
 }
 
 TEST(DType, ZeroBlocksStayZero) {
-  const std::vector<float> zeros(64, 0.0f);
+  const std::vector<float> zeros(512, 0.0f);
   for (const DTypeTraits& t : all_traits()) {
-    if (!t.computable()) continue;
-    std::vector<std::byte> packed(row_bytes(t.type, 64), std::byte{0xAA});
-    std::vector<float> y(64, NAN);
-    t.from_float(zeros.data(), packed.data(), 64);
-    t.to_float(packed.data(), y.data(), 64);
+    if (!t.convertible()) continue;
+    std::vector<std::byte> packed(row_bytes(t.type, 512), std::byte{0xAA});
+    std::vector<float> y(512, NAN);
+    t.from_float(zeros.data(), packed.data(), 512);
+    t.to_float(packed.data(), y.data(), 512);
     for (const float v : y) EXPECT_EQ(v, 0.0f) << t.name;
   }
 }
