@@ -54,6 +54,35 @@ HEARTH_SIMD void axpy_group(const uint8_t* const* w, const uint8_t* const* ahead
   }
 }
 
+template <Formats W, int R, bool kNear>
+HEARTH_SIMD void axpy_group(const uint8_t* const* w, const uint8_t* const* ahead, int64_t cols, const float* v,
+                            float* acc) {
+  for (int64_t s = 0; s < cols / kColumns<W>; ++s) {
+    Values<W> rows[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      if (W::kBlocks > 1 || s % (64 / W::kBytes) == 0) prefetch<kNear>(ahead[r], s * W::kBytes, W::kBytes);
+      rows[r].read(w[r] + s * W::kBytes);
+    }
+#pragma GCC unroll 1
+    for (int b = 0; b < W::kBlocks; ++b) {
+      float* out = acc + s * kColumns<W> + b * kBlock;
+      F a[kBlockVectors];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockVectors; ++i) a[i] = load(out + kW * i);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        F x[kBlockVectors];
+        rows[r].get(b, x);
+#pragma GCC unroll 8
+        for (int i = 0; i < kBlockVectors; ++i) a[i] = fma(x[i], set1(v[r]), a[i]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockVectors; ++i) store(out + kW * i, a[i]);
+    }
+  }
+}
+
 // Bytes of a row that `cols` columns are.
 template <Elements W>
 HEARTH_SIMD int64_t bytes_of(int64_t cols) {
@@ -62,6 +91,10 @@ HEARTH_SIMD int64_t bytes_of(int64_t cols) {
 template <Blocks W>
 HEARTH_SIMD int64_t bytes_of(int64_t cols) {
   return cols / kBlock * W::kBytes;
+}
+template <Formats W>
+HEARTH_SIMD int64_t bytes_of(int64_t cols) {
+  return cols / kColumns<W> * W::kBytes;
 }
 
 // Eight rows share one load and store of acc. Of short parts of rows in memory, several groups are asked for ahead, and
@@ -169,6 +202,31 @@ __attribute__((noinline)) void strip(const uint8_t* const* w, int n_rows, int64_
   }
 }
 
+// A block of n_rows rows as floats.
+template <int T>
+__attribute__((noinline)) void strip_of_floats(const float (*w)[kBlock], int n_rows, const StripFactors& factors,
+                                               int t0, float* acc, int64_t acc_stride) {
+  F a[T][kBlockVectors];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) a[t][i] = load(acc + t * acc_stride + i * kW);
+  }
+  for (int r = 0; r < n_rows; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const F factor = keep(set1(factors.of[r][t0 + t]));
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockVectors; ++i) a[t][i] = fma(load(w[r] + i * kW), factor, a[t][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlockVectors; ++i) store(acc + t * acc_stride + i * kW, a[t][i]);
+  }
+}
+
 // Calls visit.operator()<N>(t0) for T tokens, in groups of kMost and then of fewer.
 template <int kMost, typename Visit>
 HEARTH_SIMD void token_groups(int t0, int T, Visit visit) {
@@ -215,6 +273,31 @@ HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead
   }
 }
 
+template <Formats W>
+HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead, int n_rows, int64_t cols,
+                            const StripFactors& factors, int T, float* acc, int64_t acc_stride) {
+  for (int64_t s = 0; s < cols / kColumns<W>; ++s) {
+    Values<W> rows[kStripRows];
+    for (int r = 0; r < n_rows; ++r) {
+      prefetch(ahead[r], s * W::kBytes, W::kBytes);
+      rows[r].read(w[r] + s * W::kBytes);
+    }
+    for (int b = 0; b < W::kBlocks; ++b) {
+      alignas(64) float floats[kStripRows][kBlock];
+      for (int r = 0; r < n_rows; ++r) {
+        F x[kBlockVectors];
+        rows[r].get(b, x);
+        for (int i = 0; i < kBlockVectors; ++i) store(floats[r] + i * kW, x[i]);
+      }
+      float* out = acc + s * kColumns<W> + b * kBlock;
+      token_groups<2 * kStripTokens / kBlockVectors>(
+          0, T, [&]<int N>(int t0) __attribute__((always_inline)) {
+            strip_of_floats<N>(floats, n_rows, factors, t0, out + t0 * acc_stride, acc_stride);
+          });
+    }
+  }
+}
+
 template <typename W>
 void axpy_tokens(RowsView rows, int64_t cols, const float* v, int64_t v_stride, int64_t T, float* acc,
                  int64_t acc_stride) {
@@ -248,5 +331,16 @@ void to_float(const void* row, float* out, int64_t n) {
     F q[kBlockVectors];
     W::widen(block, q);
     for (int i = 0; i < kBlockVectors; ++i) store(out + kBlock * b + kW * i, mul(q[i], set1(W::scale(block))));
+  }
+}
+
+template <Formats W>
+void to_float(const void* row, float* out, int64_t n) {
+  Values<W> values;
+  for (int64_t b = 0; b < n / kBlock; ++b) {
+    if (b % W::kBlocks == 0) values.read(static_cast<const uint8_t*>(row) + b / W::kBlocks * W::kBytes);
+    F x[kBlockVectors];
+    values.get(static_cast<int>(b % W::kBlocks), x);
+    for (int i = 0; i < kBlockVectors; ++i) store(out + kBlock * b + kW * i, x[i]);
   }
 }

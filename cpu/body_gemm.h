@@ -63,6 +63,21 @@ void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t 
   }
 }
 
+template <Formats W>
+void pack_cols(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols, float* out) {
+  for (int64_t k = 0; k < kc; ++k) {
+    const uint8_t* row = static_cast<const uint8_t*>(w) + static_cast<size_t>(k0 + k) * row_bytes;
+    Values<W> values;
+    for (int64_t c = 0; c < n_cols; c += kBlock) {
+      const int64_t block = (c0 + c) / kBlock;
+      if (c == 0 || block % W::kBlocks == 0) values.read(row + block / W::kBlocks * W::kBytes);
+      F x[kBlockVectors];
+      values.get(static_cast<int>(block % W::kBlocks), x);
+      for (int i = 0; i < kBlockVectors; ++i) store(in_panel(out, kc, k, c + kW * i), x[i]);
+    }
+  }
+}
+
 // M tokens by two vectors of columns, all accumulators in registers.
 template <int M>
 void gemm_tile_m(int64_t kc, const float* a, const float* b, float* c, int64_t ldc, bool add_to_c) {

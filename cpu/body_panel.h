@@ -32,7 +32,7 @@ HEARTH_SIMD __m512i quants_of(WeightQ4_0, const uint8_t* blocks, int n) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-template <typename W>
+template <Blocks W>
 void panel_pack(const void* w, size_t row_bytes, int n_rows, int64_t cols, void* panel) {
   using Block = PanelBlock<W>;
   constexpr int kAtOnce = 16 / Block::kGroups;  // blocks: 16 groups of four bytes, a square to transpose
@@ -58,7 +58,7 @@ void panel_pack(const void* w, size_t row_bytes, int n_rows, int64_t cols, void*
   }
 }
 
-template <typename W>
+template <Blocks W>
 void panel_row(const void* panel, int row, int64_t cols, float* out) {
   using Block = PanelBlock<W>;
   const auto* blocks = static_cast<const Block*>(panel);
@@ -95,11 +95,24 @@ HEARTH_SIMD void prefetch_panel(const uint8_t* piece, int64_t bytes) {
   }
 }
 
+template <int M>
+HEARTH_SIMD void store_panel(const F (*acc)[2], float* y, int64_t y_stride, int n, bool add_to_y) {
+  const int n0 = n < kW ? n : kW, n1 = n - n0;
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    float* row = y + i * y_stride;
+    store_n(row, add_to_y ? add(load_n(row, n0), acc[i][0]) : acc[i][0], n0);
+    if (n1 > 0) store_n(row + kW, add_to_y ? add(load_n(row + kW, n1), acc[i][1]) : acc[i][1], n1);
+  }
+}
+
 // M tokens times the rows of the panel. The order in which a row's blocks are added up is that of dot_tile().
 // Prefetches what follows the panel, if so asked.
-template <typename W, int M>
-HEARTH_SIMD void panel_tile(const PanelBlock<W>* panel, int64_t blocks, const uint8_t* x, size_t x_stride, float* y,
+template <Blocks W, int M>
+HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, size_t x_stride, float* y,
                             int64_t y_stride, int n, bool add_to_y, bool from_memory) {
+  const auto* panel = static_cast<const PanelBlock<W>*>(packed);
+  const int64_t blocks = n_blocks(cols);
   F acc[M][2];
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) acc[i][0] = acc[i][1] = zero();
@@ -135,46 +148,5 @@ HEARTH_SIMD void panel_tile(const PanelBlock<W>* panel, int64_t blocks, const ui
       acc[i][1] = fma(_mm512_cvtepi32_ps(products[i][1]), mul(s1, d), acc[i][1]);
     }
   }
-  const int n0 = n < kW ? n : kW, n1 = n - n0;
-#pragma GCC unroll 8
-  for (int i = 0; i < M; ++i) {
-    float* row = y + i * y_stride;
-    store_n(row, add_to_y ? add(load_n(row, n0), acc[i][0]) : acc[i][0], n0);
-    if (n1 > 0) store_n(row + kW, add_to_y ? add(load_n(row + kW, n1), acc[i][1]) : acc[i][1], n1);
-  }
-}
-
-// Up to six tokens at a time: 6 x 2 accumulators in integers and as many in floats. Of seven and eight, half.
-template <typename W>
-void panel_dot(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride,
-               int n, bool add_to_y, bool from_memory) {
-  constexpr int64_t kMost = 6;
-  const auto* blocks = static_cast<const PanelBlock<W>*>(panel);
-  const int64_t most = T > kMost && T <= kFewTokens ? 4 : kMost;
-  for (int64_t t = 0; t < T; t += most, from_memory = false) {
-    const auto tile = [&]<int M>() {
-      panel_tile<W, M>(blocks, n_blocks(cols), static_cast<const uint8_t*>(x) + static_cast<size_t>(t) * x_stride,
-                       x_stride, y + t * y_stride, y_stride, n, add_to_y, from_memory);
-    };
-    switch (T - t < most ? T - t : most) {
-      case 1:
-        tile.template operator()<1>();
-        break;
-      case 2:
-        tile.template operator()<2>();
-        break;
-      case 3:
-        tile.template operator()<3>();
-        break;
-      case 4:
-        tile.template operator()<4>();
-        break;
-      case 5:
-        tile.template operator()<5>();
-        break;
-      default:
-        tile.template operator()<6>();
-        break;
-    }
-  }
+  store_panel<M>(acc, y, y_stride, n, add_to_y);
 }

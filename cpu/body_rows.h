@@ -113,7 +113,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 
 // The bits are compared as integers, where infinities and NaN are the largest of all: a block that holds one gets d =
 // NaN.
-void quantize_block(const float* x, int8_t* q, float* d, int32_t* offset, int32_t* total) {
+void quantize_block(const float* x, int8_t* q, float* d, int32_t* offset, int32_t* total, int32_t* half) {
   const uint32_t amax_bits = largest_magnitude(x);
   float amax;
   __builtin_memcpy(&amax, &amax_bits, sizeof amax);
@@ -127,6 +127,7 @@ void quantize_block(const float* x, int8_t* q, float* d, int32_t* offset, int32_
     rounded[i] = finite ? min(high, max(low, round(mul(load(x + i * kW), set1(inverse))))) : zero();
   }
   *total = store_q8(rounded, q, offset);
+  *half = offset[0] + offset[1] + offset[2] + offset[3];
 }
 
 void quantize(const float* x, int64_t n, void* out) {
@@ -136,7 +137,7 @@ void quantize(const float* x, int64_t n, void* out) {
     float padded[kBlock] = {};
     if (left < kBlock) __builtin_memcpy(padded, x + b * kBlock, static_cast<size_t>(left) * sizeof(float));
     quantize_block(left < kBlock ? padded : x + b * kBlock, row.q + b * kBlock, row.d + b, row.offset + 8 * b,
-                   row.total + b);
+                   row.total + b, row.half + b);
   }
 }
 

@@ -1,27 +1,33 @@
 // The table itself. Part of every kernels_*.cpp, after the other bodies.
 
-constexpr Kernels make_table(const char* name) {
+template <typename W>
+constexpr auto pack_rows_of() {
+  if constexpr (Elements<W>)
+    return &pack_rows<W>;
+  else
+    return nullptr;
+}
+
+// W: what reads each WeightType, in order.
+template <typename... W>
+constexpr Kernels table_of(const char* name) {
+  static_assert(sizeof...(W) == kWeightTypes);
   return {
       .name = name,
       .mr = kMr,
       .nr = kNr,
       .dot_tokens = kDotTokens,
-      .dot_rows = {dot_rows<WeightF32>, dot_rows<WeightF16>, dot_rows<WeightBF16>, dot_rows<WeightQ8_0>,
-                   dot_rows<WeightQ4_0>},
-      .axpy_rows = {axpy_rows<WeightF32>, axpy_rows<WeightF16>, axpy_rows<WeightBF16>, axpy_rows<WeightQ8_0>,
-                    axpy_rows<WeightQ4_0>},
-      .axpy_tokens = {axpy_tokens<WeightF32>, axpy_tokens<WeightF16>, axpy_tokens<WeightBF16>, axpy_tokens<WeightQ8_0>,
-                      axpy_tokens<WeightQ4_0>},
-      .to_float = {to_float<WeightF32>, to_float<WeightF16>, to_float<WeightBF16>, to_float<WeightQ8_0>,
-                   to_float<WeightQ4_0>},
-      .pack_rows = {pack_rows<WeightF32>, pack_rows<WeightF16>, pack_rows<WeightBF16>, nullptr, nullptr},
-      .pack_cols = {pack_cols<WeightF32>, pack_cols<WeightF16>, pack_cols<WeightBF16>, pack_cols<WeightQ8_0>,
-                    pack_cols<WeightQ4_0>},
+      .dot_rows = {dot_rows<W>...},
+      .axpy_rows = {axpy_rows<W>...},
+      .axpy_tokens = {axpy_tokens<W>...},
+      .to_float = {to_float<W>...},
+      .pack_rows = {pack_rows_of<W>()...},
+      .pack_cols = {pack_cols<W>...},
       .gemm_tile = gemm_tile,
 #ifdef HEARTH_PANELS
-      .panel_pack = {nullptr, nullptr, nullptr, panel_pack<WeightQ8_0>, panel_pack<WeightQ4_0>},
-      .panel_row = {nullptr, nullptr, nullptr, panel_row<WeightQ8_0>, panel_row<WeightQ4_0>},
-      .panel_dot = {nullptr, nullptr, nullptr, panel_dot<WeightQ8_0>, panel_dot<WeightQ4_0>},
+      .panel_pack = {panel_pack_of<W>()...},
+      .panel_row = {panel_row_of<W>()...},
+      .panel_dot = {panel_dot_of<W>()...},
 #else
       .panel_pack = {},
       .panel_row = {},
@@ -41,4 +47,10 @@ constexpr Kernels make_table(const char* name) {
       .weighted_sum = weighted_sum,
       .read = read_all,
   };
+}
+
+constexpr Kernels make_table(const char* name) {
+  return table_of<WeightF32, WeightF16, WeightBF16, WeightQ8_0, WeightQ4_0, WeightQ4_1, WeightQ5_0, WeightQ5_1,
+                  WeightQ2_K, WeightQ3_K, WeightQ4_K, WeightQ5_K, WeightQ6_K, WeightIQ4_NL, WeightIQ4_XS, WeightMXFP4>(
+      name);
 }

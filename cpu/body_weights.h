@@ -46,14 +46,14 @@ concept Elements = requires {
 };
 template <typename W>
 concept Blocks = requires {
-  W::kBytes;
+  typename W::Span;
 };
 
 HEARTH_SIMD Q8Row q8_row(const void* row, int64_t n) {
   const int64_t blocks = n_blocks(n);
   auto* d = static_cast<float*>(const_cast<void*>(row));
   auto* total = reinterpret_cast<int32_t*>(d + blocks);
-  return {d, total, total + blocks, reinterpret_cast<int8_t*>(total + 9 * blocks)};
+  return {d, total, total + blocks, total + 2 * blocks, reinterpret_cast<int8_t*>(total + 10 * blocks)};
 }
 
 HEARTH_SIMD const uint8_t* row_address(const RowsView& rows, int64_t r) {

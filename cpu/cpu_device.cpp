@@ -20,6 +20,28 @@ WeightType weight_type(DType type) {
       return WeightType::q8_0;
     case DType::q4_0:
       return WeightType::q4_0;
+    case DType::q4_1:
+      return WeightType::q4_1;
+    case DType::q5_0:
+      return WeightType::q5_0;
+    case DType::q5_1:
+      return WeightType::q5_1;
+    case DType::q2_k:
+      return WeightType::q2_k;
+    case DType::q3_k:
+      return WeightType::q3_k;
+    case DType::q4_k:
+      return WeightType::q4_k;
+    case DType::q5_k:
+      return WeightType::q5_k;
+    case DType::q6_k:
+      return WeightType::q6_k;
+    case DType::iq4_nl:
+      return WeightType::iq4_nl;
+    case DType::iq4_xs:
+      return WeightType::iq4_xs;
+    case DType::mxfp4:
+      return WeightType::mxfp4;
     default:
       HEARTH_CHECK(false, "no kernels for {}", traits(type).name);
   }

@@ -2,6 +2,7 @@
 // The SIMD device. Each operation is split into pieces, which the team takes in any order. Where their borders follow
 // the threads' number or speeds, results do not depend on them; every number is computed by one thread, or as sums over
 // pieces that depend on the shapes alone, in a fixed order. Hence one result for any number of threads.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <vector>
@@ -13,6 +14,15 @@
 namespace hearth::cpu {
 
 WeightType weight_type(DType type);
+// Rows of this type are cut at multiples of so many columns.
+inline int64_t column_unit(DType type) {
+  return std::max<int64_t>(kBlock, traits(type).block_size);
+}
+// Columns of each part of n, for so many threads.
+inline int64_t columns_of_part(DType type, int64_t n, int64_t threads) {
+  const int64_t unit = column_unit(type), each = (n + threads - 1) / threads;
+  return (each + unit - 1) / unit * unit;
+}
 
 // Asks for `bytes` from `begin` on to come to a cache of this core.
 enum class For {
@@ -141,10 +151,11 @@ class CpuDevice final : public HostDevice {
   // How the partial sums of the down projection, lane after lane, are shared out to the threads: by whole blocks.
   struct DownShares {
     int64_t n_embd = 0;
+    int64_t unit = kBlock;  // column_unit()
     std::span<const double> ends;
     int64_t begin(int64_t lanes, int64_t share) const {
-      const int64_t blocks = n_blocks(n_embd), block = part_begin(ends, lanes * blocks, share);
-      return block / blocks * n_embd + block % blocks * kBlock;
+      const int64_t units = (n_embd + unit - 1) / unit, at = part_begin(ends, lanes * units, share);
+      return at / units * n_embd + at % units * unit;
     }
   };
   // Calls visit(column, n_columns, first, n_rows, at) for what elements [begin, end) of n_lanes such sums are made of:

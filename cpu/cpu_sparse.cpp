@@ -131,7 +131,7 @@ void CpuDevice::fetch_part(const FfnShard& s, int64_t thread, FunctionRef<bool()
       if (*m && !bring(m->row(ids[static_cast<size_t>(i)]), m->row_size())) return;
     }
   }
-  const DownShares shares{s.down_t.cols, ends_};
+  const DownShares shares{s.down_t.cols, column_unit(s.down_t.type), ends_};
   each_lane(s.down_t.cols, n, n_lanes, shares.begin(n_lanes, thread), shares.begin(n_lanes, thread + 1),
             [&](int64_t column, int64_t n_columns, int64_t first, int64_t n_rows, int64_t) {
               const size_t begin = row_bytes(s.down_t.type, column), bytes = row_bytes(s.down_t.type, n_columns);
@@ -228,7 +228,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
                                   Vector y_bias, float* y) {
   const int64_t n_embd = s.down_t.cols, threads = team_.size(), most_lanes = sparse_lanes(c.n);
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
-  const DownShares shares{n_embd, ends_};
+  const DownShares shares{n_embd, column_unit(s.down_t.type), ends_};
   // Of short lists, every thread puts the finds together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
   timed_ = c.begins != nullptr && c.n >= kLearntRows * threads;
@@ -304,7 +304,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
     for (int64_t lane = 0; lane < kSparseLanes; ++lane) k_.add(sums + lane * n_embd + begin, end - begin, y + begin);
     publish(begin, end);
   };
-  const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
+  const int64_t columns = columns_of_part(s.down_t.type, n_embd, threads);
   ThreadTeam::Round rounds[] = {{c.n_pieces, 1, find, fetch_down, direct}, {threads, 1, down}, {n_embd, columns, sum}};
   if (direct && most_lanes == 1) rounds[1].work = add_found;
   team_.for_rounds(std::span(rounds).first(most_lanes == 1 ? 2 : 3), [&](size_t finished) {

@@ -124,7 +124,7 @@ void CpuDevice::add_down_few(const FfnShard& s, std::span<const TokenNeurons> to
   const Matrix& w = s.down_t;
   const int64_t n_embd = w.cols, threads = team_.size();
   float* const sums = scratch(lanes_, std::ssize(tokens) * kSparseLanes * n_embd);
-  const int64_t columns = n_blocks((n_embd + threads - 1) / threads) * kBlock;
+  const int64_t columns = columns_of_part(w.type, n_embd, threads);
   team_.for_chunks(n_embd, columns, [&](int64_t begin, int64_t end, int) {
     const size_t bytes = static_cast<size_t>(end - begin) * sizeof(float);
     std::array<int64_t, kFewTokens> done{};

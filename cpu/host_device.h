@@ -45,9 +45,8 @@ class HostDevice : public Device, public SparseFfn, public HandOffs, public RowP
   Matrix adopt(const Matrix& host) override {
     const DTypeTraits& t = traits(host.type);
     if (host && !t.computable()) {
-      fail(
-          "weights of type {} cannot be computed with; expected f32, f16, bf16, q8_0 or q4_0: quantise the model again",
-          t.name);
+      fail("weights of type {} cannot be computed with; expected one of {}: quantise the model again", t.name,
+           computable_names());
     }
     HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
     return host;

@@ -9,19 +9,37 @@
 
 namespace hearth::cpu {
 
-enum class WeightType { f32, f16, bf16, q8_0, q4_0 };
-constexpr int kWeightTypes = 5;
-constexpr int kBlock = 32;          // elements of a quantised block, of weights and of activations
+enum class WeightType {
+  f32,
+  f16,
+  bf16,
+  q8_0,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+};
+constexpr int kWeightTypes = 16;
+constexpr int kBlock = 32;          // elements of a block of activations; weights have as many, or 256
 constexpr int64_t kPanelRows = 32;  // of a panel of quantised weights
 constexpr int64_t kFewTokens = 8;   // up to so many, the result of a token has the same bits whatever the others are
 
 // Activations in 8 bits, one row, in blocks of 32: x[i] = d[b] * q[i] with d = max |x| / 127. n is padded with zeros to
 // whole blocks. offset[8 b + j] = -8 * (q[32 b + 4 j] + ... + q[32 b + 4 j + 3]): what a product with unsigned 4-bit
 // weights q + 8 has too much, in the lanes in which the dot product instructions leave their sums; total[b] is the sum
-// of the eight lanes.
+// of the eight lanes, half[b] that of the first four.
 struct Q8Row {
   float* d;
   int32_t* total;
+  int32_t* half;
   int32_t* offset;
   int8_t* q;
 };
@@ -29,7 +47,7 @@ static inline constexpr int64_t n_blocks(int64_t n) {
   return (n + kBlock - 1) / kBlock;
 }
 static inline constexpr size_t q8_row_bytes(int64_t n) {
-  return (static_cast<size_t>(n_blocks(n)) * 72 + 63) / 64 * 64;
+  return (static_cast<size_t>(n_blocks(n)) * 76 + 63) / 64 * 64;
 }
 
 // Row r of the product is row `ids[r]` of w, or row r without ids.
@@ -66,8 +84,8 @@ struct Kernels {
   // quantised.
   void (*pack_rows[kWeightTypes])(const void* w, size_t row_bytes, int64_t r0, int n_rows, int64_t k0, int64_t kc,
                                   float* out);
-  // Panels of weight columns: out[c / nr][k][c % nr] = w[k0 + k][c0 + c], c < n_cols (a multiple of 32, or the rest of
-  // a row that is not quantised; padded with zeros to a multiple of nr).
+  // Panels of weight columns: out[c / nr][k][c % nr] = w[k0 + k][c0 + c], c < n_cols (c0 and n_cols multiples of 32, or
+  // the rest of a row that is not quantised; padded with zeros to a multiple of nr).
   void (*pack_cols[kWeightTypes])(const void* w, size_t row_bytes, int64_t k0, int64_t kc, int64_t c0, int64_t n_cols,
                                   float* out);
   // c[i * ldc + j] (+)= sum_k a[k * mr + i] b[k * nr + j], i < m <= mr, j < n <= nr.

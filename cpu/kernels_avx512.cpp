@@ -8,11 +8,14 @@ namespace {
 // Each needs those before it.
 // clang-format off
 #include "cpu/body_weights.h"
+#include "cpu/body_formats.h"
+#include "cpu/body_formats_rows.h"
 #include "cpu/body_dot.h"
 #include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"
 #include "cpu/body_rows.h"
 #include "cpu/body_panel.h"
+#include "cpu/body_formats_panel.h"
 #define HEARTH_PANELS
 #include "cpu/body_table.h"
 // clang-format on

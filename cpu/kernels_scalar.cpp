@@ -7,6 +7,8 @@ namespace {
 // Each needs those before it.
 // clang-format off
 #include "cpu/body_weights.h"
+#include "cpu/body_formats.h"
+#include "cpu/body_formats_rows.h"
 #include "cpu/body_dot.h"
 #include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"

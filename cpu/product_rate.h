@@ -4,7 +4,7 @@
 
 namespace hearth::cpu {
 
-// Arithmetic operations per second of a batch of tokens times a matrix of this type (f32, f16, bf16, q8_0, q4_0), two
+// Arithmetic operations per second of a batch of tokens times a matrix of this type , two
 // for each weight and token; measured on the spot, a fraction of a second.
 double measure_product_rate(ThreadTeam& team, DType weights);
 

@@ -13,6 +13,7 @@ constexpr int kDotTokens = 16;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
 #define HEARTH_SIMD static HEARTH_SIMD_MEMBER
+#define HEARTH_LARGE_MEMBER HEARTH_SIMD_MEMBER
 
 HEARTH_SIMD __m256i first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -241,6 +242,103 @@ HEARTH_SIMD void transpose(F r[kW]) {
     t[4 + c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x31);
   }
   for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+// --- the formats of body_formats.h ---
+using Bytes32 = uint16_t __attribute__((vector_size(32)));
+using Words4 = uint32_t __attribute__((vector_size(16)));
+HEARTH_SIMD Bytes32 load_nibbles(const uint8_t* p) {
+  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i both = _mm256_set_m128i(_mm_srli_epi16(low, 4), low);
+  return reinterpret_cast<Bytes32>(_mm256_and_si256(both, _mm256_set1_epi8(15)));
+}
+HEARTH_SIMD Bytes32 look_up(Bytes32 index, const uint8_t* table) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return reinterpret_cast<Bytes32>(_mm256_shuffle_epi8(both, reinterpret_cast<__m256i>(index)));
+}
+HEARTH_SIMD Four mul(Four a, Four b) {
+  return _mm_mul_ps(a, b);
+}
+HEARTH_SIMD Four fma(Four a, Four b, Four c) {
+  return _mm_fmadd_ps(a, b, c);
+}
+HEARTH_SIMD Four four(float a, float b, float c, float d) {
+  return _mm_setr_ps(a, b, c, d);
+}
+HEARTH_SIMD Four set1_four(float x) {
+  return _mm_set1_ps(x);
+}
+HEARTH_SIMD Four to_four(Words4 x) {
+  return _mm_cvtepi32_ps(reinterpret_cast<__m128i>(x));
+}
+HEARTH_SIMD Bytes32 load_bits(const uint8_t* p) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const __m256i spread = _mm256_shuffle_epi8(
+      _mm256_set1_epi32(bits),
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+  const __m256i bit = _mm256_and_si256(spread, _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u)));
+  return reinterpret_cast<Bytes32>(_mm256_min_epu8(bit, _mm256_set1_epi8(1)));
+}
+template <int kOffset>
+HEARTH_SIMD void widen_bytes(Bytes32 v, F out[4]) {
+  uint8_t q[32];
+  __builtin_memcpy(q, &v, sizeof q);
+  for (int i = 0; i < 4; ++i) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + 8 * i)));
+    out[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(kOffset)));
+  }
+}
+using Chunk = __m256i;
+HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 /*second*/) {
+  return reinterpret_cast<__m256i>(first);
+}
+// Of a block's groups, in 16 lanes for pairs of columns and in 8 for fours.
+struct Lanes {
+  __m256i pairs, fours;
+};
+template <int kGroups>
+HEARTH_SIMD Lanes scale_lanes(uint32_t scales) {
+  const auto first = static_cast<int8_t>(scales), second = static_cast<int8_t>(kGroups == 2 ? scales >> 8 : scales);
+  return {_mm256_set_m128i(_mm_set1_epi16(second), _mm_set1_epi16(first)),
+          _mm256_set_m128i(_mm_set1_epi32(second), _mm_set1_epi32(first))};
+}
+using ChunkInput = SpanInput;
+// Quants with kOffset = 128 are multiplied as signed bytes: two products of unsigned ones would not fit 16 bits.
+template <int kOffset>
+HEARTH_SIMD ChunkInput chunk_input(const int8_t* x, const int32_t* offset, int /*span*/) {
+  const __m256i eights = load_i256(offset);  // -8 times the sums
+  if constexpr (kOffset == 0 || kOffset == 128) {
+    return {load_i256(x), _mm256_setzero_si256()};
+  } else if constexpr (kOffset == 4) {
+    return {load_i256(x), _mm256_srai_epi32(eights, 1)};
+  } else {
+    return {load_i256(x), _mm256_slli_epi32(eights, kOffset == 16 ? 1 : 2)};
+  }
+}
+template <int kOffset, int kGroups>
+HEARTH_SIMD void chunk_sums(const Chunk* w, ChunkInput x, const Lanes* scales, Four* sums) {
+  static_assert(kOffset == 0 || kOffset == 4 || kOffset == 16 || kOffset == 32 || kOffset == 128);
+  __m256i p[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    __m256i pairs;
+    if constexpr (kOffset == 128) {
+      const __m256i q = _mm256_xor_si256(w[r], _mm256_set1_epi8(-128));
+      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x.x, q));
+    } else {
+      pairs = _mm256_maddubs_epi16(w[r], x.x);
+    }
+    if constexpr (kGroups == 0) {
+      p[r] = _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), x.start);
+    } else {
+      p[r] = _mm256_madd_epi16(pairs, scales[r].pairs);
+      if constexpr (kOffset != 0 && kOffset != 128)
+        p[r] = _mm256_add_epi32(p[r], _mm256_mullo_epi32(x.start, scales[r].fours));
+    }
+  }
+  const __m256i rows = _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
+  sums[0] = _mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(rows), _mm256_extracti128_si256(rows, 1)));
 }
 
 }  // namespace

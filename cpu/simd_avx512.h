@@ -22,6 +22,7 @@ constexpr int kDotTokens = 64;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
 #define HEARTH_SIMD static HEARTH_SIMD_MEMBER
+#define HEARTH_LARGE_MEMBER HEARTH_SIMD_MEMBER
 
 HEARTH_SIMD __mmask16 first(int n) {
   return static_cast<__mmask16>((1u << n) - 1u);
@@ -203,18 +204,32 @@ HEARTH_SIMD SpanInput load_input(SpanQ4, const int8_t* x, const int32_t* offset,
   const __mmask16 lanes = lanes_of(span);
   return {_mm512_maskz_loadu_epi32(lanes, x), _mm512_maskz_loadu_epi32(lanes, offset)};
 }
-template <typename Span>
-HEARTH_SIMD Four add_products(const Span* w, SpanInput x, SpanScales scales, const float* d, int span, Four acc) {
-  __m512i p[4];
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) p[r] = _mm512_dpbusd_epi32(x.start, w[r].w, x.x);
+// The sums of four rows' partial sums: of the first block in the lower half, of the second in the upper.
+HEARTH_SIMD __m256i sums_of_four(const __m512i* p) {
   const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
   const __m512i low = add(_mm512_unpacklo_epi32(p[0], p[1]), _mm512_unpackhi_epi32(p[0], p[1]));
   const __m512i high = add(_mm512_unpacklo_epi32(p[2], p[3]), _mm512_unpackhi_epi32(p[2], p[3]));
   const __m512i rows = add(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
   // Each quarter has partial sums of the four rows, each half those of a block.
   const __m512i sums = add(rows, _mm512_shuffle_i32x4(rows, rows, 0xB1));
-  const __m256 products = _mm256_cvtepi32_ps(_mm512_castsi512_si256(_mm512_shuffle_i32x4(sums, sums, 0xD8)));
+  return _mm512_castsi512_si256(_mm512_shuffle_i32x4(sums, sums, 0xD8));
+}
+// -kOffset times sums of which `eights` has -8 times.
+template <int kOffset>
+HEARTH_SIMD __m512i less_offset(__m512i eights) {
+  static_assert(kOffset == 4 || kOffset == 16 || kOffset == 32 || kOffset == 128);
+  if constexpr (kOffset == 4) {
+    return _mm512_srai_epi32(eights, 1);
+  } else {
+    return _mm512_slli_epi32(eights, kOffset == 16 ? 1 : kOffset == 32 ? 2 : 4);
+  }
+}
+template <typename Span>
+HEARTH_SIMD Four add_products(const Span* w, SpanInput x, SpanScales scales, const float* d, int span, Four acc) {
+  __m512i p[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) p[r] = _mm512_dpbusd_epi32(x.start, w[r].w, x.x);
+  const __m256 products = _mm256_cvtepi32_ps(sums_of_four(p));
   const auto block = [=](int i) __attribute__((always_inline)) {
     return i == 0 ? _mm256_castps256_ps128(products) : _mm256_extractf128_ps(products, 1);
   };
@@ -252,6 +267,82 @@ HEARTH_SIMD void transpose(F r[kW]) {
   }
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+// --- the formats of body_formats.h ---
+using Bytes32 = uint16_t __attribute__((vector_size(32)));
+using Words4 = uint32_t __attribute__((vector_size(16)));
+HEARTH_SIMD Bytes32 load_nibbles(const uint8_t* p) {
+  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i both = _mm256_set_m128i(_mm_srli_epi16(low, 4), low);
+  return reinterpret_cast<Bytes32>(_mm256_and_si256(both, _mm256_set1_epi8(15)));
+}
+HEARTH_SIMD Bytes32 look_up(Bytes32 index, const uint8_t* table) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return reinterpret_cast<Bytes32>(_mm256_shuffle_epi8(both, reinterpret_cast<__m256i>(index)));
+}
+HEARTH_SIMD Four mul(Four a, Four b) {
+  return _mm_mul_ps(a, b);
+}
+HEARTH_SIMD Four fma(Four a, Four b, Four c) {
+  return _mm_fmadd_ps(a, b, c);
+}
+HEARTH_SIMD Four four(float a, float b, float c, float d) {
+  return _mm_setr_ps(a, b, c, d);
+}
+HEARTH_SIMD Four set1_four(float x) {
+  return _mm_set1_ps(x);
+}
+HEARTH_SIMD Four to_four(Words4 x) {
+  return _mm_cvtepi32_ps(reinterpret_cast<__m128i>(x));
+}
+HEARTH_SIMD Bytes32 load_bits(const uint8_t* p) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return reinterpret_cast<Bytes32>(_mm256_maskz_set1_epi8(bits, 1));
+}
+template <int kOffset>
+HEARTH_SIMD void widen_bytes(Bytes32 v, F out[2]) {
+  const auto q = reinterpret_cast<__m256i>(v);
+  const auto wide = [](__m128i x) __attribute__((always_inline)) {
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_cvtepu8_epi32(x), _mm512_set1_epi32(kOffset)));
+  };
+  out[0] = wide(_mm256_castsi256_si128(q)), out[1] = wide(_mm256_extracti128_si256(q, 1));
+}
+using Chunk = __m512i;
+HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 second) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(first)), reinterpret_cast<__m256i>(second),
+                            1);
+}
+using Lanes = __m512i;  // of four columns each
+template <int kGroups>
+HEARTH_SIMD Lanes scale_lanes(uint32_t scales) {
+  const __m128i order = kGroups == 2 ? _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)
+                                     : _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  return _mm512_cvtepi8_epi32(_mm_shuffle_epi8(_mm_cvtsi32_si128(static_cast<int>(scales)), order));
+}
+using ChunkInput = SpanInput;
+template <int kOffset>
+HEARTH_SIMD ChunkInput chunk_input(const int8_t* x, const int32_t* offset, int span) {
+  const __mmask16 lanes = lanes_of(span);
+  const __m512i q = _mm512_maskz_loadu_epi32(lanes, x);
+  if constexpr (kOffset == 0) {
+    return {q, _mm512_setzero_si512()};
+  } else {
+    return {q, less_offset<kOffset>(_mm512_maskz_loadu_epi32(lanes, offset))};
+  }
+}
+template <int kOffset, int kGroups>
+HEARTH_SIMD void chunk_sums(const Chunk* w, ChunkInput x, const Lanes* scales, Four* sums) {
+  __m512i p[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    p[r] = _mm512_dpbusd_epi32(x.start, w[r], x.x);
+    if constexpr (kGroups > 0) p[r] = _mm512_mullo_epi32(p[r], scales[r]);
+  }
+  const __m256 products = _mm256_cvtepi32_ps(sums_of_four(p));
+  sums[0] = _mm256_castps256_ps128(products);
+  sums[1] = _mm256_extractf128_ps(products, 1);
 }
 
 }  // namespace

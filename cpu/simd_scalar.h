@@ -3,6 +3,9 @@
 // means.
 #include "core/half.h"
 
+// Vectors are passed between inlined functions only.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 namespace hearth::cpu {
 namespace {
 
@@ -16,6 +19,8 @@ constexpr int kDotTokens = 8;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
 #define HEARTH_SIMD static HEARTH_SIMD_MEMBER
+// What is worth inlining where it becomes a few instructions.
+#define HEARTH_LARGE_MEMBER __attribute__((noinline))
 
 template <typename Op>
 HEARTH_SIMD F each(Op op) {
@@ -216,6 +221,80 @@ HEARTH_SIMD void transpose(F r[kW]) {
       r[j].v[i] = x;
     }
   }
+}
+
+// --- the formats of body_formats.h ---
+// 32 bytes, one for each column of a block.
+using Bytes32 = uint16_t __attribute__((vector_size(32)));
+using Words4 = uint32_t __attribute__((vector_size(16)));
+HEARTH_SIMD Bytes32 bytes32(const uint8_t* p) {
+  Bytes32 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+// Columns 0 to 15 are the low halves of 16 bytes, 16 to 31 the high ones.
+HEARTH_SIMD Bytes32 load_nibbles(const uint8_t* p) {
+  uint8_t q[32];
+  for (int i = 0; i < 16; ++i) q[i] = p[i] & 15, q[i + 16] = p[i] >> 4;
+  return bytes32(q);
+}
+// Column c is bit c of four bytes.
+HEARTH_SIMD Bytes32 load_bits(const uint8_t* p) {
+  uint8_t q[32];
+  for (int i = 0; i < 32; ++i) q[i] = (p[i / 8] >> (i % 8)) & 1;
+  return bytes32(q);
+}
+// table[index], index < 16.
+HEARTH_SIMD Bytes32 look_up(Bytes32 index, const uint8_t* table) {
+  uint8_t q[32];
+  __builtin_memcpy(q, &index, sizeof q);
+  for (uint8_t& x : q) x = table[x];
+  return bytes32(q);
+}
+// The bytes less kOffset, as floats.
+template <int kOffset>
+HEARTH_SIMD void widen_bytes(Bytes32 v, F* out) {
+  uint8_t q[32];
+  __builtin_memcpy(q, &v, sizeof q);
+  for (int j = 0; j < 8; ++j) out[j] = each([&](int i) { return static_cast<float>(q[4 * j + i] - kOffset); });
+}
+HEARTH_SIMD Four four(float a, float b, float c, float d) {
+  return {{a, b, c, d}};
+}
+HEARTH_SIMD Four set1_four(float x) {
+  return set1(x);
+}
+HEARTH_SIMD Four to_four(Words4 x) {
+  return each([&](int i) { return static_cast<float>(static_cast<int32_t>(x[i])); });
+}
+// The quants of a span of blocks of one row; the scales of their groups, from the lowest byte of a word on; the input.
+struct Chunk {
+  Bytes32 q;
+};
+HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 /*second*/) {
+  return {first};
+}
+using Lanes = uint32_t;
+template <int kGroups>
+HEARTH_SIMD Lanes scale_lanes(uint32_t scales) {
+  return scales;
+}
+using ChunkInput = const int8_t*;
+template <int kOffset>
+HEARTH_SIMD ChunkInput chunk_input(const int8_t* x, const int32_t* /*offset*/, int /*span*/) {
+  return x;
+}
+// sums[i] is, for each of four rows, the sum over the groups of block i of scale * sum (q - kOffset) x, exact.
+template <int kOffset, int kGroups>
+__attribute__((noinline)) void chunk_sums(const Chunk* w, ChunkInput x, const Lanes* scales, Four* sums) {
+  sums[0] = each([&](int r) {
+    uint8_t q[32];
+    __builtin_memcpy(q, &w[r].q, sizeof q);
+    int32_t groups[2] = {};
+    for (int i = 0; i < 32; ++i) groups[i / 16] += (q[i] - kOffset) * x[i];
+    const auto scale = [&](int g) { return kGroups == 0 ? 1 : static_cast<int8_t>(scales[r] >> (8 * g)); };
+    return static_cast<float>(groups[0] * scale(0) + groups[1] * scale(kGroups == 2 ? 1 : 0));
+  });
 }
 
 }  // namespace

@@ -78,10 +78,6 @@ void CudaDevice::check_blocks() const {
 Matrix CudaDevice::adopt(const Matrix& host) {
   if (!host) return host;
   const DTypeTraits& t = traits(host.type);
-  if (!t.computable()) {
-    fail("weights of type {} cannot be computed with; expected f32, f16, bf16, q8_0 or q4_0: quantise the model again",
-         t.name);
-  }
   HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
   const AdoptedLayout layout = adopted_layout(host.type, host.rows, host.cols);
   auto* data = static_cast<std::byte*>(weights_->allocate(layout.total_bytes));

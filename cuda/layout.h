@@ -6,6 +6,7 @@
 // file's.
 #include <cstring>
 
+#include "core/error.h"
 #include "core/tensor.h"
 #include "cuda/launch_shapes.h"
 
@@ -26,7 +27,14 @@ struct AdoptedLayout {
   size_t scales_offset = 0;  // from data; 0 when the type has no scales
   size_t total_bytes = 0;    // what adopt() takes
 };
+// Throws Error for a type that GPUs have no kernels for.
 inline AdoptedLayout adopted_layout(DType type, int64_t rows, int64_t cols) {
+  constexpr DType kKnown[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+  if (std::find(std::begin(kKnown), std::end(kKnown), type) == std::end(kKnown)) {
+    fail("the GPU computes with f32, f16, bf16, q8_0 and q4_0, not with {}; run on the CPU (--device cpu), or convert "
+         "the file with `hearth quantize`",
+         traits(type).name);
+  }
   AdoptedLayout l;
   if (!is_quantized(type)) {
     l.data_bytes = static_cast<size_t>(rows) * row_bytes(type, cols);

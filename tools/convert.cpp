@@ -50,7 +50,7 @@ void run_convert(const ConvertFlags& flags) {
   set_logging(flags.quiet, flags.verbose);
   convert::Options options;
   const auto type = parse_dtype(flags.type);
-  if (!type) fail("--type {} is not known; f32, f16, bf16, q8_0 and q4_0 are", flags.type);
+  if (!type) fail("--type {} is not known; expected one of {}", flags.type, computable_names());
   options.type = *type;
   if (!flags.ffn.empty()) options.ffn = flags.ffn;
   if (!flags.pre.empty()) options.pre = flags.pre;

@@ -28,7 +28,7 @@ struct Flags {
 
 DType dtype_flag(const char* flag, const std::string& name) {
   if (const auto type = parse_dtype(name)) return *type;
-  fail("unknown {} '{}'; expected f32, f16, bf16, q8_0 or q4_0", flag, name);
+  fail("unknown {} '{}'; expected one of {}", flag, name, computable_names());
 }
 
 // The named shape, or nothing, with what the other flags say.
@@ -160,7 +160,7 @@ void register_synth(CLI::App& app) {
       app.add_subcommand("synth", "Write a synthetic model of a real shape with prescribed activation sparsity");
   cmd->add_option("-o,--output", f->out, "file to write")->required();
   add_sizes(*cmd, *f);
-  cmd->add_option("--type", f->type, "f32, f16, bf16, q8_0 or q4_0")->capture_default_str();
+  cmd->add_option("--type", f->type, computable_names())->capture_default_str();
   add_statistics(*cmd, *f);
   cmd->add_option(
       "--down", f->down,

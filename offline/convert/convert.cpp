@@ -178,7 +178,7 @@ Summary convert_checkpoint(const std::filesystem::path& directory, const std::fi
     fail("'{}' is not a directory; expected a Hugging Face model directory", directory.string());
   }
   if (!traits(options.type).computable()) {
-    fail("cannot convert to {}; f32, f16, bf16, q8_0 and q4_0 are supported", traits(options.type).name);
+    fail("cannot convert to {}; expected one of {}", traits(options.type).name, computable_names());
   }
   if (options.pre && !text::PreTokenizer::knows(*options.pre)) fail("unknown pre-tokenizer '{}'", *options.pre);
   return Conversion(directory, out, options).run();

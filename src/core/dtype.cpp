@@ -101,8 +101,6 @@ void q4_0_from_float(const float* row, void* out, int64_t n) {
   }
 }
 
-constexpr bool kKernels = true;
-
 constexpr DTypeTraits listed(uint32_t type, const char* name, int block_size, int block_bytes) {
   return {static_cast<DType>(type), name, block_size, block_bytes, nullptr, nullptr, nullptr};
 }
@@ -120,13 +118,12 @@ constexpr DTypeTraits coded(DType type, const char* name, uint32_t file_type) {
 
 // One row per format. Rows without functions let `inspect` account for the bytes of any GGUF.
 constexpr std::array kTraits = {
-    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float, nullptr, 0, kKernels},
-    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float, nullptr, 1, kKernels},
-    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float, nullptr, 32, kKernels},
-    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float, nullptr, 7,
-                kKernels},
+    DTypeTraits{DType::f32, "f32", 1, 4, f32_to_float, f32_from_float, nullptr, 0},
+    DTypeTraits{DType::f16, "f16", 1, 2, f16_to_float, f16_from_float, nullptr, 1},
+    DTypeTraits{DType::bf16, "bf16", 1, 2, bf16_to_float, bf16_from_float, nullptr, 32},
+    DTypeTraits{DType::q8_0, "q8_0", BlockQ8_0::size, sizeof(BlockQ8_0), q8_0_to_float, q8_0_from_float, nullptr, 7},
     DTypeTraits{DType::q4_0, "q4_0", BlockQ4_0::size, sizeof(BlockQ4_0), q4_0_to_float, q4_0_from_float,
-                codec::q4_0_encode, 2, kKernels},
+                codec::q4_0_encode, 2},
     coded<BlockQ4_1, codec::q4_1_to_float, codec::q4_1_encode>(DType::q4_1, "q4_1", 3),
     coded<BlockQ5_0, codec::q5_0_to_float, codec::q5_0_encode>(DType::q5_0, "q5_0", 8),
     coded<BlockQ5_1, codec::q5_1_to_float, codec::q5_1_encode>(DType::q5_1, "q5_1", 9),
@@ -175,6 +172,14 @@ std::span<const DTypeTraits> all_traits() {
   return kTraits;
 }
 
+std::string computable_names() {
+  std::string names;
+  for (const DTypeTraits& t : kTraits) {
+    if (t.computable()) names += (names.empty() ? "" : ", ") + std::string(t.name);
+  }
+  return names;
+}
+
 std::optional<DType> parse_dtype(std::string_view name) {
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -186,7 +191,7 @@ std::optional<DType> parse_dtype(std::string_view name) {
 
 void quantize_row(DType type, const float* x, const float* importance, void* out, int64_t n) {
   const DTypeTraits& t = traits(type);
-  HEARTH_CHECK(t.convertible() && n % t.block_size == 0, "{} values of type {}", n, t.name);
+  HEARTH_CHECK(t.computable() && n % t.block_size == 0, "{} values of type {}", n, t.name);
   if (importance != nullptr && t.from_float_weighted != nullptr) {
     t.from_float_weighted(x, importance, out, n);
   } else {

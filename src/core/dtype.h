@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/half.h"
@@ -66,11 +67,9 @@ struct DTypeTraits {
   // from_float with an importance for each column; null for types that make no use of it.
   void (*from_float_weighted)(const float* row, const float* importance, void* out, int64_t n);
   uint32_t file_type = 0;  // llama.cpp's general.file_type of a model whose matrices are of this type
-  bool kernels = false;    // every device has kernels for weights of this type
 
-  bool convertible() const { return to_float != nullptr; }
-  bool computable() const { return kernels; }
-  bool quantized() const { return convertible() && block_size > 1; }
+  bool computable() const { return to_float != nullptr; }
+  bool quantized() const { return computable() && block_size > 1; }
 };
 
 // The trait row of a type number as found in a file; nullptr if unknown.
@@ -85,6 +84,9 @@ std::optional<DType> parse_dtype(std::string_view name);
 // one a column, finite and not negative; the mean square of the column's input, say), an encoding that makes the sum of
 // importance times squared error small. Types of 8 and more bits, whose error hardly depends on it, ignore it.
 void quantize_row(DType type, const float* x, const float* importance, void* out, int64_t n);
+
+// The names of the computable types, for messages: "f32, f16, ...".
+std::string computable_names();
 
 // Bytes of a row of n elements. n must be a multiple of the block size.
 inline size_t row_bytes(DType type, int64_t n) {

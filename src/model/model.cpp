@@ -22,10 +22,8 @@ class Binder {
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols) const {
     const gguf::TensorInfo& t = require(name);
     if (!t.traits->computable()) {
-      fail(
-          "'{}': tensor {} has type {}, which hearth cannot compute with yet; f32, f16, bf16, q8_0 and q4_0 are "
-          "supported",
-          file_.path().string(), name, t.traits->name);
+      fail("'{}': tensor {} has type {}, which hearth cannot compute with; expected one of {}", file_.path().string(),
+           name, t.traits->name, computable_names());
     }
     if (t.cols() != cols || t.rows() != rows) {
       fail("'{}': tensor {} is [{}, {}], expected [{}, {}] (columns, rows)", file_.path().string(), name, t.cols(),

@@ -86,6 +86,19 @@ struct Weights {
   std::vector<std::byte> data;
   std::vector<float> values;  // what the data means, [rows][cols]
 };
+// Every type that hearth computes with.
+inline std::vector<DType> every_type() {
+  std::vector<DType> all;
+  for (const DTypeTraits& t : all_traits()) {
+    if (t.computable()) all.push_back(t.type);
+  }
+  return all;
+}
+// n columns, or as many as whole blocks of this type take.
+inline int64_t whole_blocks(DType type, int64_t n) {
+  const int64_t block = traits(type).block_size;
+  return (n + block - 1) / block * block;
+}
 Weights random_weights(uint32_t seed, DType type, int64_t rows, int64_t cols);
 // n f16-representable values.
 std::vector<float> random_activations(uint32_t seed, size_t n);

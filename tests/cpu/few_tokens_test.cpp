@@ -16,7 +16,9 @@
 namespace hearth::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+// Every kind of format: with scales by block, by 32 and by 16 columns; with minima, bits apart, tables.
+constexpr DType kTypes[] = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,   DType::q4_0, DType::q5_1,
+                            DType::q2_k, DType::q4_k, DType::q6_k, DType::iq4_xs, DType::mxfp4};
 enum class Kept { as_in_file, packed };
 
 // A device, and inputs for it.
@@ -38,7 +40,7 @@ class FewTokens : public testing::TestWithParam<std::tuple<cpu::Isa, DType, Kept
   bool packs() const { return std::get<Kept>(GetParam()) == Kept::packed; }
   int64_t cols(int64_t least, int64_t most) {
     const int64_t block = traits(type()).block_size;
-    return random_int(rng_, (least + block - 1) / block, most / block) * block;
+    return random_int(rng_, (least + block - 1) / block, std::max<int64_t>(1, most / block)) * block;
   }
   size_t packed_size(const Matrix& m) const { return device_->packed_bytes(m); }
 
@@ -181,7 +183,8 @@ std::vector<FewTokens::ParamType> cases() {
     const auto device = cpu::make_device(team, isa);
     for (const DType type : kTypes) {
       all.emplace_back(isa, type, Kept::as_in_file);
-      if (device->packed_bytes({type, 32, 32, nullptr, nullptr}) > 0) all.emplace_back(isa, type, Kept::packed);
+      if (device->packed_bytes({type, 32, traits(type).block_size, nullptr, nullptr}) > 0)
+        all.emplace_back(isa, type, Kept::packed);
     }
   }
   return all;
