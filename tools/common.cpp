@@ -106,6 +106,13 @@ void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const
   if (!any) fail("--predictor {}: this model has none; make them with `hearth predictor fit`", wanted);
 }
 
+void add_transpose_down(CLI::App& sub, bool& flag) {
+  sub.add_flag("--transpose-down", flag,
+               "Quantise ffn_down again, transposed, while loading, where another program's quantised file stores it "
+               "untransposed: neurons can then be left out and divided; says what that changes")
+      ->group("Model");
+}
+
 void add_model_options(CLI::App& sub, ModelOptions& o) {
   sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
       ->required()
@@ -117,6 +124,7 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
   sub.add_option("--activation", o.activation,
                  "Take the FFN's activation to be relu, fat_relu, relu2, silu, gelu or drelu, whatever the file says")
       ->group("Model");
+  add_transpose_down(sub, o.transpose_down);
   sub.add_option(
          "--sparsity", o.sparsity,
          "off: compute every neuron. exact: evaluate every gate, then only active neurons. predict: evaluate the gates "
@@ -208,13 +216,16 @@ Session::Session(const ModelOptions& options) {
   set_logging(options.quiet, options.verbose);
   const auto begin = std::chrono::steady_clock::now();
   team_ = std::make_unique<ThreadTeam>(n_threads(options));
-  model_ = std::make_unique<model::Model>(model::Model::load(options.model, {options.activation}));
+  model_ =
+      std::make_unique<model::Model>(model::Model::load(options.model, {options.activation, options.transpose_down}));
   sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
   choose_predictors(*model_, sidecar(), options.predictor);
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
   thresholds_ = choose_thresholds(*model_, sidecar(), options.sparse_threshold, predicts);
   start(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (const model::RequantizationError& e = model_->requantization_error(); e.squared > 0)
+    log::info("down projections quantised again, transposed: {:.2f} % off (root mean square)", 100 * e.relative());
   const model::Config& c = model_->config();
   log::info("hearth {}: {}; {} {} {}, {}, {}; context {}; sparsity {} ({})", HEARTH_VERSION, device().name(), c.arch,
             human_count(model_->parameters()), model_->type_name(), human_bytes(model_->weight_bytes()), c.ffn.family,

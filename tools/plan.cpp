@@ -22,6 +22,7 @@ namespace {
 struct Options {
   std::string model, save, sparsity = "auto", predictor = "auto";
   std::optional<std::string> sidecar, activation, gpu_index;
+  bool transpose_down = false;
   SparseThreshold sparse_threshold;
   std::optional<double> vram_budget;  // GiB
   offline::PlanRequest request;
@@ -45,7 +46,7 @@ void plan(Options o) {
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = choose_budget(o.vram_budget, o.machine, gpu, why);
   o.request.sparsity = engine::parse_sparsity(o.sparsity);
-  model::Model m = model::Model::load(o.model, {o.activation});
+  model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down});
   const auto sidecar = model::Sidecar::find(m.file(), m.config(), o.sidecar);
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);
@@ -84,6 +85,7 @@ void register_plan(CLI::App& app) {
       ->group("Model");
   sub->add_option("--activation", o->activation, "Take the FFN's activation to be this, whatever the file says")
       ->group("Model");
+  add_transpose_down(*sub, o->transpose_down);
   sub->add_option("--vram-budget", o->vram_budget,
                   "GPU memory that may be used in all; 0: the CPU alone (default: what is free)")
       ->type_name("GiB")

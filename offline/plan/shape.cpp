@@ -28,7 +28,6 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
   l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
-  l.by_neuron = static_cast<bool>(w.ffn.down_t) || !is_quantized(w.ffn.down.type);
   l.copies_linked = is_quantized(w.ffn.gate.type);
   const Matrix& down = w.ffn.down_t ? w.ffn.down_t : w.ffn.down;
   l.up_down_bytes = down.bytes() / static_cast<uint64_t>(l.n_ff);
@@ -60,6 +59,7 @@ ModelShape shape_of(const model::Model& model) {
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
   for (size_t i = 0; i < w.layers.size(); ++i) {
     LayerShape l = layer_shape(c, w.layers[i]);
+    l.by_neuron = !model.why_not_by_neuron(static_cast<int64_t>(i));
     l.predictor_bytes = model::predictor_bytes(w.layers[i].predictor);
     l.can_look_ahead = i > 0 && l.predictor_bytes > 0;
     s.layers.push_back(l);

@@ -227,6 +227,7 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
   Model m;
   m.file_ = std::make_unique<gguf::File>(gguf::File::open(path));
   m.config_ = read_config(*m.file_, options.activation);
+  m.transpose_down_ = options.transpose_down;
   Binder(m, options).bind_all();
   return m;
 }
@@ -239,28 +240,6 @@ void for_each_distinct(const Weights& weights, F&& f) {
   Weights copy = weights;
   if (copy.output.data == copy.tok_embd.data) copy.output = {};
   copy.for_each_matrix(f);
-}
-
-template <typename T>
-void transpose_tiled(const T* in, int64_t rows, int64_t cols, T* out) {
-  constexpr int64_t tile = 64;  // a tile of both sides fits the first-level cache
-  for (int64_t r0 = 0; r0 < rows; r0 += tile) {
-    for (int64_t c0 = 0; c0 < cols; c0 += tile) {
-      for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c) {
-        for (int64_t r = r0; r < std::min(rows, r0 + tile); ++r) out[c * rows + r] = in[r * cols + c];
-      }
-    }
-  }
-}
-
-// Into `storage`, of m.bytes().
-Matrix transposed(const Matrix& m, HostBuffer& storage) {
-  if (m.type == DType::f32) {
-    transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, storage.as<uint32_t>());
-  } else {
-    transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, storage.as<uint16_t>());
-  }
-  return {m.type, m.cols, m.rows, storage.data(), nullptr};
 }
 
 }  // namespace
@@ -294,13 +273,24 @@ std::string Model::type_name() const {
   return traits(most->first).name;
 }
 
+std::optional<std::string> Model::why_not_by_neuron(int64_t layer) const {
+  const Matrix& down = weights_.layers[static_cast<size_t>(layer)].ffn.down;
+  if (!down || !is_quantized(down.type)) return std::nullopt;
+  const char* type = traits(down.type).name;
+  if (!transpose_down_) {
+    return fmt::format(
+        "blk.{}.ffn_down is {} and stored untransposed; --transpose-down quantises it again when the model is loaded, "
+        "`hearth quantize` makes a file with ffn_down_t",
+        layer, type);
+  }
+  if (can_transpose(down)) return std::nullopt;
+  return fmt::format("blk.{}.ffn_down is {}, whose blocks of {} do not divide transposed rows of {}", layer, type,
+                     traits(down.type).block_size, down.rows);
+}
+
 std::optional<std::string> Model::prepare_sparse() {
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    if (const Matrix& down = weights_.layers[i].ffn.down; down && is_quantized(down.type)) {
-      return fmt::format(
-          "blk.{}.ffn_down is {} and stored untransposed; `hearth quantize` makes a file with ffn_down_t", i,
-          traits(down.type).name);
-    }
+  for (int64_t i = 0; i < std::ssize(weights_.layers); ++i) {
+    if (auto reason = why_not_by_neuron(i)) return reason;
   }
   // Layer by layer on every core: it is reading the file, for most of a large model's loading time otherwise.
   std::vector<size_t> layers, storage;
@@ -308,14 +298,18 @@ std::optional<std::string> Model::prepare_sparse() {
     const Matrix& down = weights_.layers[i].ffn.down;
     if (!down) continue;
     layers.push_back(i), storage.push_back(owned_matrices_.size());
-    owned_matrices_.emplace_back(down.bytes());
+    owned_matrices_.emplace_back(transposed_bytes(down));
   }
+  std::vector<RequantizationError> errors(layers.size());
   on_every_core(layers.size(), [&](size_t k) {
     FfnShard& f = weights_.layers[layers[k]].ffn;
-    f.down_t = transposed(f.down, owned_matrices_[storage[k]]);
+    f.down_t = transpose(f.down, owned_matrices_[storage[k]], errors[k]);
     f.down = {};
     if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", layers[k]))) file_->dont_need(*t);
   });
+  for (const RequantizationError& e : errors) {
+    requantization_error_.squared_error += e.squared_error, requantization_error_.squared += e.squared;
+  }
   return std::nullopt;
 }
 

@@ -12,6 +12,7 @@
 #include "core/ops.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/transpose_down.h"
 
 namespace hearth::model {
 
@@ -81,6 +82,7 @@ struct Weights {
 
 struct LoadOptions {
   std::optional<std::string> activation;  // overrides what the file says, a name parse_activation() knows
+  bool transpose_down = false;            // prepare_sparse() quantises standard down projections again
 };
 
 class Model {
@@ -102,10 +104,14 @@ class Model {
   // The most frequent type among the layers' matrices, by bytes: "f16", "q8_0".
   std::string type_name() const;
 
-  // Gives every layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A file
-  // with quantised standard `ffn_down` cannot be transposed without requantising: then the reason is returned and
-  // nothing changes. The transposed copy replaces the mapped original, whose pages are released.
+  // Why prepare_sparse() cannot give a layer a transposed down projection; nothing where it can.
+  std::optional<std::string> why_not_by_neuron(int64_t layer) const;
+  // Gives every layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A
+  // quantised standard `ffn_down` is quantised again, if LoadOptions::transpose_down asks for it; otherwise the reason
+  // is returned and nothing changes. The transposed copy replaces the mapped original, whose pages are released.
   std::optional<std::string> prepare_sparse();
+  // What that has changed so far.
+  const RequantizationError& requantization_error() const { return requantization_error_; }
 
   // Lets go of the memory behind a layer's attention or FFN once a device has its own copy: pages of the mapping (they
   // come back from the file when read again), and transposed copies (the layer is then as in the file, until
@@ -127,6 +133,8 @@ class Model {
   Weights weights_;
   std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
   std::vector<HostBuffer> owned_matrices_;         // transposed down projections
+  bool transpose_down_ = false;
+  RequantizationError requantization_error_;
   std::vector<std::shared_ptr<const void>> predictor_owners_;
 };
 

@@ -127,6 +127,8 @@ std::vector<Case> cases() {
     if (m.name.find("silu") == std::string::npos)
       all.push_back({m, DType::q8_0});  // quantised silu files stay untransposed
   }
+  all.push_back({test::wide_models()[1], DType::q4_k});
+  all.push_back({test::wide_models()[0], DType::q6_k});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Zoo, Divided, testing::ValuesIn(cases()),

@@ -30,6 +30,8 @@ std::vector<Case> cases() {
       for (const DType t : {DType::f32, DType::bf16}) all.push_back({m, t});
     }
   }
+  for (const DType t : test::kWideTypes) all.push_back({test::wide_models()[0], t});
+  all.push_back({test::wide_models()[1], DType::q4_k});
   return all;
 }
 
@@ -38,7 +40,7 @@ using test::random_ids;
 class EngineCases : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(GetParam().model.directory)) {
+    if (const auto& from = GetParam().model.directory; !from.empty() && !std::filesystem::exists(from)) {
       GTEST_SKIP() << "needs " << GetParam().model.directory << ", which is absent";
     }
     path_ = test::gguf_of(GetParam().model, GetParam().type);

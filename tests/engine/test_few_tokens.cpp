@@ -170,6 +170,7 @@ std::vector<Case> cases() {
     if (!m.name.starts_with("own_")) continue;
     for (const DType t : {DType::f16, DType::q8_0, DType::q4_0}) all.push_back({m, t});
   }
+  all.push_back({test::wide_models()[1], DType::q4_k});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Zoo, FewTokens, testing::ValuesIn(cases()),

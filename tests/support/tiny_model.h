@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@ namespace hearth::test {
 
 struct TinyModelOptions {
   DType type = DType::f32;          // of the matrices
+  std::optional<DType> down_type;   // of ffn_down or ffn_down_t, and of attn_v, where their rows are whole blocks
   std::string activation = "relu";  // hearth.ffn.activation
   bool vocabulary = true;           // 256 byte tokens, a few merges, <|endoftext|>
   bool transposed_down = false;     // write ffn_down_t
@@ -87,7 +89,10 @@ inline std::filesystem::path write_tiny_model(const std::filesystem::path& path,
   };
   std::vector<Tensor> tensors;
   const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols) {
-    tensors.push_back({w.add_tensor(name, o.type, {cols, rows}), o.type, rows, cols});
+    const bool better = name.find("ffn_down") != std::string::npos || name.find("attn_v") != std::string::npos;
+    const bool fits = o.down_type && cols % traits(*o.down_type).block_size == 0;
+    const DType type = better && fits ? *o.down_type : o.type;
+    tensors.push_back({w.add_tensor(name, type, {cols, rows}), type, rows, cols});
   };
   const auto norm = [&](const std::string& name) {
     tensors.push_back({w.add_tensor(name, DType::f32, {o.n_embd}), DType::f32, 1, o.n_embd});

@@ -18,6 +18,7 @@
 #include "offline/quantize.h"
 #include "support/goldens.h"
 #include "support/paths.h"
+#include "support/tiny_model.h"
 
 namespace hearth::test {
 
@@ -42,11 +43,23 @@ inline std::vector<ZooModel> zoo() {
   return models;
 }
 
+// Not a checkpoint: a random llama whose rows hold whole super-blocks of 256, with the down projection transposed;
+// "mixed": that and attn_v in Q6_K, as the usual mixes have them.
+inline std::vector<ZooModel> wide_models() {
+  return {{"wide", {}}, {"wide_mixed", {}}};
+}
+inline constexpr DType kWideTypes[] = {DType::q4_k, DType::q6_k, DType::q2_k, DType::iq4_xs};
+
 // The GGUF of a checkpoint at a type; quantised ones with ffn_down transposed, as `hearth quantize` writes them.
 inline std::filesystem::path gguf_of(const ZooModel& model, DType type) {
   static const TempDir dir;
   const auto path = dir / (model.name + "-" + traits(type).name + ".gguf");
   if (std::filesystem::exists(path)) return path;
+  if (model.directory.empty()) {
+    TinyModelOptions o{.type = type, .transposed_down = true, .n_embd = 256, .n_ff = 256};
+    if (model.name == "wide_mixed") o.down_type = DType::q6_k;
+    return write_tiny_model(path, o);
+  }
   if (is_quantized(type)) {
     ThreadTeam team(1);
     offline::QuantizeOptions options;

@@ -1,0 +1,22 @@
+#pragma once
+// Down projections as the sparse kernels read them: [n_ff][n_embd], a neuron's column as a row.
+#include "core/buffer.h"
+#include "core/tensor.h"
+
+namespace hearth::model {
+
+// What requantising has changed: sums over the weights of squared differences, and of squares.
+struct RequantizationError {
+  double squared_error = 0, squared = 0;
+  double relative() const;  // root of their quotient
+};
+
+// Whether the transposed matrix can have the same type: its rows must be whole blocks.
+bool can_transpose(const Matrix& m);
+// Bytes of the transposed matrix.
+size_t transposed_bytes(const Matrix& m);
+// Into `storage`, of transposed_bytes(). Exact for f32, f16 and bf16; weights of other types are quantised again, and
+// what that changes is added to `error`. m must be one that can_transpose().
+Matrix transpose(const Matrix& m, HostBuffer& storage, RequantizationError& error);
+
+}  // namespace hearth::model
