@@ -13,7 +13,7 @@
 #include "model/model.h"
 #include "model/predictors.h"
 #include "model/sidecar.h"
-#include "offline/quantize.h"
+#include "offline/quantize/quantize.h"
 #include "support/paths.h"
 #include "support/random.h"
 #include "support/tiny_gguf.h"
