@@ -130,9 +130,10 @@ void register_quantize(CLI::App& app) {
   sub->add_option("OUT", o->out, "GGUF file to write")->required();
   sub->add_option("TYPE", o->type,
                   "one type for every matrix: " + offline::matrix_type_names() +
-                      "; or a mix, with llama.cpp's choice of types: " + offline::mix_names() + "; in any case")
+                      "; or a mix, with llama.cpp's choice of types: " + offline::mix_names() +
+                      ". In any case; a name of both kinds means the mix")
       ->required();
-  sub->add_flag("--pure", o->pure, "every matrix in the mix's main type: q4_k for Q4_K_M");
+  sub->add_flag("--pure", o->pure, "every matrix in the mix's main type: q4_k for Q4_K_M, q2_k for Q2_K");
   sub->add_option("--tensor-type", o->tensor_types,
                   "type of the matrices whose names a regular expression finds, repeatable, the first that matches "
                   "decides: 'ffn_down=q6_k', 'blk\\.[01]\\.=q8_0'")

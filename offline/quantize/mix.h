@@ -49,7 +49,7 @@ struct MixModel {
   int64_t n_layer = 0;
   int64_t n_head = 0, n_head_kv = 0;  // of the first layer
   int64_t n_expert = 0;
-  bool importance = false;  // there is an importance matrix
+  bool importance = false;  // there is an importance matrix, of the down matrices too
   // Keys that are missing (a sidecar has none) stay 0.
   static MixModel of(const gguf::File& file);
 };

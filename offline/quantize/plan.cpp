@@ -148,7 +148,8 @@ class Planner {
 
   void choose_types() {
     MixModel model = MixModel::of(file_);
-    model.importance = plan_.importance.has_value();
+    // The rules ask because of the down matrices, and transposed ones have none.
+    model.importance = plan_.importance.has_value() && !plan_.down_transposed;
     std::vector<MixTensor> tensors;
     for (const Job& job : plan_.jobs) tensors.push_back({job.name, job.ne});
     const std::vector<DType> by_mix = mix_types(options_.type, model, tensors);
