@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "offline/convert/hf_config.h"
 #include "offline/convert/powerinfer.h"
+#include "offline/quantize/mix.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/figures.h"
@@ -50,7 +51,10 @@ void run_convert(const ConvertFlags& flags) {
   set_logging(flags.quiet, flags.verbose);
   convert::Options options;
   const auto type = parse_dtype(flags.type);
-  if (!type) fail("--type {} is not known; expected one of {}", flags.type, computable_names());
+  if (!type && offline::parse_file_type(flags.type)) {
+    fail("--type {} is a mix; convert to f16, then `hearth quantize IN OUT {}`", flags.type, flags.type);
+  }
+  if (!type) fail("--type {} is not known; {} are", flags.type, computable_names());
   options.type = *type;
   if (!flags.ffn.empty()) options.ffn = flags.ffn;
   if (!flags.pre.empty()) options.pre = flags.pre;
@@ -79,8 +83,10 @@ void register_convert(CLI::App& app) {
                   "whose predictors go to the sidecar")
       ->required();
   sub->add_option("-o,--output", flags->out, "GGUF file to write")->required();
-  sub->add_option("--type", flags->type,
-                  "Type of the matrices: f32, f16, bf16, q8_0 or q4_0 (a PowerInfer file keeps its own)")
+  sub->add_option(
+         "--type", flags->type,
+         "Type of the matrices: " + computable_names() +
+             " (a PowerInfer file keeps its own). Mixes like Q4_K_M are made of f16 files by `hearth quantize`")
       ->capture_default_str();
   sub->add_option(
       "--ffn", flags->ffn,
@@ -91,7 +97,7 @@ void register_convert(CLI::App& app) {
   add_thread_option(*sub, flags->n_threads);
   add_logging_options(*sub, flags->quiet, flags->verbose);
   sub->footer("Supported architectures: " + convert::supported_architectures() +
-              ".\nq8_0 and q4_0 files keep ffn_down as other programs expect it; `hearth quantize` writes it "
+              ".\nQuantised files keep ffn_down as other programs expect it; `hearth quantize` writes it "
               "transposed, for sparse use.\nExample: hearth convert path/to/checkpoint -o model.gguf --type f16");
   sub->callback([flags] { run_convert(*flags); });
 }

@@ -31,7 +31,7 @@ namespace {
 constexpr auto kSaveEvery = std::chrono::minutes(2);  // so that a crash costs no more
 
 struct Options {
-  std::string model, output, import_directory, device = "auto";
+  std::string model, output, importance, import_directory, device = "auto";
   std::vector<std::string> texts;
   std::optional<uint64_t> tokens;
   std::optional<std::string> activation;
@@ -81,17 +81,29 @@ bool gather(const Options& o, model::Model& m, const std::filesystem::path& path
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
   auto saved = std::chrono::steady_clock::now();
+  offline::ProfileOptions options = o.profile;
+  offline::Importance importance;
+  if (!o.importance.empty()) {
+    if (o.resume) importance = offline::Importance::read(o.importance);
+    options.importance = &importance;
+  }
   uint64_t earlier = sidecar.statistics.tokens + sidecar.statistics.tokens_heldout;
-  offline::profile(m, *device, *host, team, corpus, o.profile, sidecar, [&](const offline::ProfileProgress& p) {
+  offline::profile(m, *device, *host, team, corpus, options, sidecar, [&](const offline::ProfileProgress& p) {
     if (!progress) progress.emplace(static_cast<int64_t>(p.tokens_total - std::min(p.tokens_total, earlier)));
     progress->update(static_cast<int64_t>(p.tokens_done - earlier),
                      fmt::format("{:.0f} tokens/s", static_cast<double>(p.tokens_done - earlier) / p.seconds));
     if (std::chrono::steady_clock::now() - saved > kSaveEvery) {
       sidecar.write(path);
+      if (!importance.matrices.empty()) importance.write(o.importance);
       saved = std::chrono::steady_clock::now();
     }
     return !interrupt.requested();
   });
+  if (!importance.matrices.empty()) {
+    importance.write(o.importance);
+    log::info("{}: the importance of {} matrices, for `hearth quantize --importance`", o.importance,
+              importance.matrices.size());
+  }
   return interrupt.requested();
 }
 
@@ -109,6 +121,7 @@ void profile(Options o) {
   model::Sidecar sidecar = open_sidecar(o, m, path);
   bool interrupted = false;
   if (!o.import_directory.empty()) {
+    if (!o.importance.empty()) fail("an import has no inputs of matrices; --importance takes texts (-f FILE...)");
     if (o.resume) fail("an import replaces the statistics; leave out --resume");
     offline::import_powerinfer(o.import_directory, o.tokens, sidecar);
   } else {
@@ -144,6 +157,11 @@ void add_gathering_options(CLI::App& sub, Options& o) {
       ->capture_default_str()
       ->group("Profile");
   sub.add_flag("--moments", o.profile.moments, "Also gather the second moments of each FFN's input (for predictors)")
+      ->group("Profile");
+  sub.add_option("--importance", o.importance,
+                 "Also write the importance of matrices' columns (the mean squares of their inputs, in llama.cpp's "
+                 "imatrix format) to this GGUF file, for `hearth quantize --importance`")
+      ->type_name("FILE")
       ->group("Profile");
   sub.add_option("--import", o.import_directory, "Take PowerInfer's counts from a directory of activation_N.pt instead")
       ->type_name("DIR")
@@ -183,7 +201,8 @@ void register_profile(CLI::App& app) {
   add_logging_options(*sub, o->quiet, o->verbose);
   sub->footer(
       "Ctrl-C keeps what was gathered; --resume goes on.\n"
-      "Example: hearth profile -m model.gguf -f books.txt --tokens 100000");
+      "Example: hearth profile -m model.gguf -f books.txt --tokens 100000\n"
+      "Example: hearth profile -m model-f16.gguf -f books.txt --importance model.imatrix.gguf");
   sub->callback([o] { profile(*o); });
 }
 

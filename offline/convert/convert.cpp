@@ -14,6 +14,7 @@
 #include "offline/convert/hf_tokenizer.h"
 #include "offline/convert/safetensors.h"
 #include "offline/convert/tensor_map.h"
+#include "offline/quantize/mix.h"
 #include "text/pretokenizer.h"
 
 namespace hearth::convert {
@@ -125,10 +126,10 @@ class Conversion {
 
   void add(const MappedTensor& t) {
     DType type = t.vector || t.keep_f32 ? DType::f32 : options_.type;
-    if (const int block = traits(type).block_size; t.cols % block != 0) {
-      notice(fmt::format("{} has {} columns, no multiple of {}'s block of {}: stored as f16", t.name, t.cols,
-                         traits(type).name, block));
-      type = DType::f16;
+    if (const DType fitting = offline::fitting_type(type, t.cols, t.source->traits->type); fitting != type) {
+      notice(fmt::format("{} has {} columns, no multiple of {}'s block of {}: stored as {}", t.name, t.cols,
+                         traits(type).name, traits(type).block_size, traits(fitting).name));
+      type = fitting;
     }
     types_.push_back(type);
     writer_.add_tensor(t.name, type, t.vector ? std::vector{t.rows} : std::vector{t.cols, t.rows});

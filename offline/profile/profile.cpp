@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "engine/engine.h"
@@ -33,6 +34,16 @@ void check_continues(const model::Statistics& s, const Corpus& corpus, const Pro
     fail("the sidecar has {} sequences done of {}; profile again without --resume", s.sequences_done,
          corpus.sequences.size());
   }
+  if (o.importance != nullptr) {
+    for (const auto& [name, sums] : o.importance->matrices) {
+      if (sums.counts.front() == s.tokens) continue;
+      fail("the importance of {} is of {} tokens, the sidecar of {}; profile again without --resume", name,
+           sums.counts.front(), s.tokens);
+    }
+    if (o.importance->matrices.empty() && s.tokens > 0) {
+      fail("the sidecar was profiled without --importance; leave it out, or profile again without --resume");
+    }
+  }
   const bool has_moments = s.tokens > 0 && !s.layers.front().moments.empty();
   if (s.tokens > 0 && has_moments != o.moments) {
     fail("the sidecar was profiled {} second moments; {} --moments", has_moments ? "with" : "without",
@@ -46,6 +57,13 @@ void begin(model::Statistics& s, const Corpus& corpus, const ProfileOptions& o) 
   s.window = static_cast<uint64_t>(o.corpus.window);
   s.heldout_every = static_cast<uint64_t>(o.corpus.heldout_every);
   s.threshold = o.threshold;
+}
+
+void describe(Importance& importance, const Corpus& corpus, const ProfileOptions& o, uint64_t tokens) {
+  importance.datasets.clear();
+  for (const model::ProfiledText& text : corpus.texts) importance.datasets.push_back(text.name);
+  importance.chunk_size = static_cast<uint32_t>(o.corpus.window);
+  importance.chunk_count = std::max(1u, static_cast<uint32_t>(tokens / importance.chunk_size));
 }
 
 uint64_t tokens_wanted(const Corpus& corpus, const ProfileOptions& o) {
@@ -66,7 +84,10 @@ void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team
   begin(s, corpus, options);
 
   PredictorTrial trial(model, options.threshold, s);
-  CountingDevice counting(device, team, model, options.threshold, options.moments, trial, s);
+  std::optional<ImportanceCollector> collector;
+  if (options.importance != nullptr) collector.emplace(team, model.file(), *options.importance);
+  CountingDevice counting(device, team, model, options.threshold, options.moments, trial,
+                          collector ? &*collector : nullptr, s);
   engine::EngineOptions engine_options;
   engine_options.n_ctx = options.corpus.window;
   engine_options.sparsity = engine::Sparsity::off;  // every gate and up is to be seen
@@ -84,6 +105,7 @@ void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team
     engine.eval(text, sequence.ids);
     (sequence.heldout ? s.tokens_heldout : s.tokens) += sequence.ids.size();
     ++s.sequences_done;
+    if (options.importance != nullptr) describe(*options.importance, corpus, options, s.tokens);
     const uint64_t done = s.tokens + s.tokens_heldout;
     ProfileProgress progress{done, total};
     progress.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

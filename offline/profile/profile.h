@@ -7,6 +7,7 @@
 #include "model/model.h"
 #include "model/sidecar.h"
 #include "offline/profile/corpus.h"
+#include "offline/quantize/importance.h"
 
 namespace hearth::offline {
 
@@ -15,6 +16,9 @@ struct ProfileOptions {
   uint64_t max_tokens = 0;  // stop after the sequence that reaches this many; 0 = all
   float threshold = 0.0f;   // a neuron is active when |act(gate)| > threshold
   bool moments = false;     // also gather the second moments of the FFN's input (n_embd^2 floats a layer)
+  // Also sum the squares of what matrices read, over the tokens that are not held out; null: do not. Must be empty, or
+  // of the earlier run that the statistics are of.
+  Importance* importance = nullptr;
 };
 
 struct ProfileProgress {

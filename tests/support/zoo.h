@@ -15,7 +15,7 @@
 #include "cpu/cpu.h"
 #include "model/model.h"
 #include "offline/convert/convert.h"
-#include "offline/quantize.h"
+#include "offline/quantize/quantize.h"
 #include "support/goldens.h"
 #include "support/paths.h"
 #include "support/tiny_model.h"
