@@ -71,6 +71,12 @@ model::Sidecar open_sidecar(const Options& o, const model::Model& m, const std::
 
 // Texts through the model. True when it was interrupted.
 bool gather(const Options& o, model::Model& m, const std::filesystem::path& path, model::Sidecar& sidecar) {
+  offline::ProfileOptions options = o.profile;
+  offline::Importance importance;
+  if (!o.importance.empty()) {
+    if (o.resume) importance = offline::Importance::read(o.importance);
+    options.importance = &importance;
+  }
   const auto tokenizer = text::Tokenizer::load(m.file());
   const std::vector<std::filesystem::path> files(o.texts.begin(), o.texts.end());
   const offline::Corpus corpus = offline::read_corpus(files, *tokenizer, o.profile.corpus);
@@ -81,12 +87,6 @@ bool gather(const Options& o, model::Model& m, const std::filesystem::path& path
   const InterruptGuard interrupt;
   std::optional<Progress> progress;
   auto saved = std::chrono::steady_clock::now();
-  offline::ProfileOptions options = o.profile;
-  offline::Importance importance;
-  if (!o.importance.empty()) {
-    if (o.resume) importance = offline::Importance::read(o.importance);
-    options.importance = &importance;
-  }
   uint64_t earlier = sidecar.statistics.tokens + sidecar.statistics.tokens_heldout;
   offline::profile(m, *device, *host, team, corpus, options, sidecar, [&](const offline::ProfileProgress& p) {
     if (!progress) progress.emplace(static_cast<int64_t>(p.tokens_total - std::min(p.tokens_total, earlier)));

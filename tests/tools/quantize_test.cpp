@@ -87,19 +87,20 @@ TEST_F(QuantizeProgram, ImportanceFromTheProfiler) {
                          "--importance takes texts"));
 }
 
-// The bundled model in 2 bits, computed in f16: with the importance of a text it predicts another one better.
+// The bundled model in 2 bits, computed in f16: with the importance of its own stories it predicts others better.
 TEST_F(QuantizeProgram, ImportanceLowersPerplexity) {
   const std::string demo = (source_dir() / "models" / "hearth-demo.gguf").string(), back = file("back.gguf");
-  const std::string story =
-      "Once upon a time there was a little girl who lived in a house near the wood. One day she went to the wood to "
-      "find some flowers for her mother. She saw a rabbit, and the rabbit ran away. \"Do not run,\" said the little "
-      "girl, \"I will not hurt you.\" Then the rabbit came back and they were good friends.";
-  const std::string other =
-      "There was once an old man who had a dog and a cat. Every day he gave them milk and bread, and at night they "
-      "slept by the fire. One night the wind blew and the door fell open. The cat was afraid and hid under the bed, "
-      "but the dog went out and looked at the moon. In the morning the old man laughed and shut the door again.";
-  std::ofstream(text_) << story;
-  std::ofstream(file("other.txt")) << other;
+  const auto write_stories = [&](const std::string& path, int first_seed) {
+    for (int seed = first_seed; seed < first_seed + 3; ++seed) {
+      const Outcome o = hearth({"run", "-m", demo, "-p", "Once upon a time", "-n", "400", "--ignore-eos", "-s",
+                                std::to_string(seed), "--device", "cpu", "-q"});
+      ASSERT_EQ(o.status, 0) << o.err;
+      std::ofstream(path, std::ios::app) << o.out << "<|endoftext|>";
+    }
+  };
+  std::filesystem::remove(text_);
+  write_stories(text_, 1);
+  write_stories(file("other.txt"), 11);
   ASSERT_EQ(hearth({"profile", "-m", demo, "-f", text_, "--device", "cpu", "-o", file("s"), "--importance", im_,
                     "--heldout-every", "0"})
                 .status,
