@@ -40,16 +40,10 @@ alignas(16) constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28
 
 struct WeightQ4_1 {
   static constexpr int kBytes = 20, kBlocks = 1, kGroups = 0, kOffset = 0;
+  static constexpr int kD = 0, kDMin = 2;
+  static constexpr bool kAdds = true;  // the format adds its minimum
   static constexpr bool kMin = true;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 2, 2}, {4, 16, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
-  template <typename Reader>
-  HEARTH_SIMD auto dmin(const Reader& r) {  // the format adds
-    return r.negative_f16(2);
-  }
   template <typename Reader>
   HEARTH_SIMD auto quants(const Reader& r, int) {
     return r.nibbles(4);
@@ -58,12 +52,9 @@ struct WeightQ4_1 {
 
 struct WeightQ5_0 {
   static constexpr int kBytes = 22, kBlocks = 1, kGroups = 0, kOffset = 16;
+  static constexpr int kD = 0;
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 4, 4}, {6, 16, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
   template <typename Reader>
   HEARTH_SIMD auto quants(const Reader& r, int) {
     return r.nibbles(6) | (r.bits(2) << 4);
@@ -72,16 +63,10 @@ struct WeightQ5_0 {
 
 struct WeightQ5_1 {
   static constexpr int kBytes = 24, kBlocks = 1, kGroups = 0, kOffset = 0;
+  static constexpr int kD = 0, kDMin = 2;
+  static constexpr bool kAdds = true;  // the format adds its minimum
   static constexpr bool kMin = true;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 2, 2}, {4, 4, 4}, {8, 16, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
-  template <typename Reader>
-  HEARTH_SIMD auto dmin(const Reader& r) {
-    return r.negative_f16(2);
-  }
   template <typename Reader>
   HEARTH_SIMD auto quants(const Reader& r, int) {
     return r.nibbles(8) | (r.bits(4) << 4);
@@ -90,12 +75,9 @@ struct WeightQ5_1 {
 
 struct WeightIQ4_NL {
   static constexpr int kBytes = 18, kBlocks = 1, kGroups = 0, kOffset = 128;
+  static constexpr int kD = 0;
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 16, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
   template <typename Reader>
   HEARTH_SIMD auto quants(const Reader& r, int) {
     return r.lookup(r.nibbles(2), kIq4Values);
@@ -104,12 +86,10 @@ struct WeightIQ4_NL {
 
 struct WeightMXFP4 {
   static constexpr int kBytes = 17, kBlocks = 1, kGroups = 0, kOffset = 16;
+  static constexpr int kD = 0;
+  static constexpr bool kE8M0 = true;  // d is 2^(byte - 128)
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 1, 1}, {1, 16, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.e8m0(0);
-  }
   template <typename Reader>
   HEARTH_SIMD auto quants(const Reader& r, int) {
     return r.lookup(r.nibbles(1), kMxfp4Values);
@@ -118,16 +98,9 @@ struct WeightMXFP4 {
 
 struct WeightQ2_K {
   static constexpr int kBytes = 84, kBlocks = 8, kGroups = 2, kOffset = 0;
+  static constexpr int kD = 80, kDMin = 82;
   static constexpr bool kMin = true;
   static constexpr Field kFields[] = {{0, 16, 4}, {16, 64, 4}, {80, 2, 2}, {82, 2, 2}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(80);
-  }
-  template <typename Reader>
-  HEARTH_SIMD auto dmin(const Reader& r) {
-    return r.f16(82);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word* min) {
     for (int k = 0; k < 4; ++k) {
@@ -143,12 +116,9 @@ struct WeightQ2_K {
 
 struct WeightQ3_K {
   static constexpr int kBytes = 110, kBlocks = 8, kGroups = 2, kOffset = 4;
+  static constexpr int kD = 108;
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 32, 4}, {32, 64, 4}, {96, 12, 4}, {108, 2, 2}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(108);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word*) {
     const Word a = r.word(96), b = r.word(100), high = r.word(104);
@@ -165,16 +135,9 @@ struct WeightQ3_K {
 
 struct WeightQ4_K {
   static constexpr int kBytes = 144, kBlocks = 8, kGroups = 1, kOffset = 0;
+  static constexpr int kD = 0, kDMin = 2;
   static constexpr bool kMin = true;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 2, 2}, {4, 12, 4}, {16, 128, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
-  template <typename Reader>
-  HEARTH_SIMD auto dmin(const Reader& r) {
-    return r.f16(2);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word* min) {
     scales_of_k(r, 4, scale, min);
@@ -187,16 +150,9 @@ struct WeightQ4_K {
 
 struct WeightQ5_K {
   static constexpr int kBytes = 176, kBlocks = 8, kGroups = 1, kOffset = 0;
+  static constexpr int kD = 0, kDMin = 2;
   static constexpr bool kMin = true;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 2, 2}, {4, 12, 4}, {16, 32, 4}, {48, 128, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
-  template <typename Reader>
-  HEARTH_SIMD auto dmin(const Reader& r) {
-    return r.f16(2);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word* min) {
     scales_of_k(r, 4, scale, min);
@@ -209,12 +165,9 @@ struct WeightQ5_K {
 
 struct WeightQ6_K {
   static constexpr int kBytes = 210, kBlocks = 8, kGroups = 2, kOffset = 32;
+  static constexpr int kD = 208;
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 128, 4}, {128, 64, 4}, {192, 16, 4}, {208, 2, 2}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(208);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word*) {
     for (int k = 0; k < 4; ++k) scale[k] = r.word(192 + 4 * k);
@@ -229,12 +182,9 @@ struct WeightQ6_K {
 
 struct WeightIQ4_XS {
   static constexpr int kBytes = 136, kBlocks = 8, kGroups = 1, kOffset = 128;
+  static constexpr int kD = 0;
   static constexpr bool kMin = false;
   static constexpr Field kFields[] = {{0, 2, 2}, {2, 2, 2}, {4, 4, 4}, {8, 128, 4}};
-  template <typename Reader>
-  HEARTH_SIMD auto d(const Reader& r) {
-    return r.f16(0);
-  }
   template <typename Reader, typename Word>
   HEARTH_SIMD void scales(const Reader& r, Word* scale, Word*) {
     // Two bits of each scale are in `high`, in order; four in `low`, the even ones' in the lower halves.
@@ -256,3 +206,20 @@ template <typename W>
 concept Formats = requires {
   W::kFields;
 };
+// d and dmin, read as Readers do.
+template <Formats W, typename Reader>
+HEARTH_SIMD auto d_of(const Reader& r) {
+  if constexpr (requires { W::kE8M0; }) {
+    return r.e8m0(W::kD);
+  } else {
+    return r.f16(W::kD);
+  }
+}
+template <Formats W, typename Reader>
+HEARTH_SIMD auto dmin_of(const Reader& r) {
+  if constexpr (requires { W::kAdds; }) {
+    return r.negative_f16(W::kDMin);
+  } else {
+    return r.f16(W::kDMin);
+  }
+}

@@ -116,8 +116,8 @@ HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, 
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
       const PanelScaleReader reader{super, v * kW};
-      d[v] = W::d(reader);
-      if constexpr (W::kMin) dmin[v] = W::dmin(reader);
+      d[v] = d_of<W>(reader);
+      if constexpr (W::kMin) dmin[v] = dmin_of<W>(reader);
       if constexpr (W::kGroups > 0) W::scales(reader, scale[v], min[v]);
     }
 #pragma GCC unroll 1

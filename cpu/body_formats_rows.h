@@ -66,8 +66,8 @@ struct FourScales {
   uint32_t scale[4][4];  // [word][row]
   Words4 min[4];
   HEARTH_LARGE_MEMBER explicit FourScales(FourReader r) {
-    d = W::d(r);
-    if constexpr (W::kMin) dmin = W::dmin(r);
+    d = d_of<W>(r);
+    if constexpr (W::kMin) dmin = dmin_of<W>(r);
     if constexpr (W::kGroups > 0) {
       Words4 words[4] = {};
       W::scales(r, words, min);
@@ -174,9 +174,9 @@ struct Values {
   float scale[kScales], min[kScales];
   HEARTH_LARGE_MEMBER void read(const uint8_t* super) {
     row.p = super;
-    const float d = W::d(row);
+    const float d = d_of<W>(row);
     float dmin = 0.0f;
-    if constexpr (W::kMin) dmin = W::dmin(row);
+    if constexpr (W::kMin) dmin = dmin_of<W>(row);
     if constexpr (W::kGroups == 0) {
       scale[0] = d, min[0] = dmin;
     } else {
