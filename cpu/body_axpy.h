@@ -174,38 +174,10 @@ __attribute__((noinline)) void strip(const uint8_t* const* w, int n_rows, int64_
     }
   }
 }
-// Columns of a block; `factors` has the block's scales already.
-template <Blocks W, int T>
-__attribute__((noinline)) void strip(const uint8_t* const* w, int n_rows, int64_t b, const StripFactors& factors,
-                                     int t0, float* acc, int64_t acc_stride) {
-  F a[T][kBlockVectors];
-  float* out = acc + b * kBlock;
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlockVectors; ++i) a[t][i] = load(out + t * acc_stride + i * kW);
-  }
-  for (int r = 0; r < n_rows; ++r) {
-    F q[kBlockVectors];
-    W::widen(w[r] + b * W::kBytes, q);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      const F factor = keep(set1(factors.of[r][t0 + t]));
-#pragma GCC unroll 8
-      for (int i = 0; i < kBlockVectors; ++i) a[t][i] = fma(q[i], factor, a[t][i]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlockVectors; ++i) store(out + t * acc_stride + i * kW, a[t][i]);
-  }
-}
-
-// A block of n_rows rows as floats.
-template <int T>
-__attribute__((noinline)) void strip_of_floats(const float (*w)[kBlock], int n_rows, const StripFactors& factors,
-                                               int t0, float* acc, int64_t acc_stride) {
+// A block of columns of n_rows rows; get(r, out) gives row r's as vectors, to be multiplied with `factors`.
+template <int T, typename Get>
+__attribute__((noinline)) void strip_of_block(Get get, int n_rows, const StripFactors& factors, int t0, float* acc,
+                                              int64_t acc_stride) {
   F a[T][kBlockVectors];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
@@ -213,11 +185,13 @@ __attribute__((noinline)) void strip_of_floats(const float (*w)[kBlock], int n_r
     for (int i = 0; i < kBlockVectors; ++i) a[t][i] = load(acc + t * acc_stride + i * kW);
   }
   for (int r = 0; r < n_rows; ++r) {
+    F w[kBlockVectors];
+    get(r, w);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const F factor = keep(set1(factors.of[r][t0 + t]));
 #pragma GCC unroll 8
-      for (int i = 0; i < kBlockVectors; ++i) a[t][i] = fma(load(w[r] + i * kW), factor, a[t][i]);
+      for (int i = 0; i < kBlockVectors; ++i) a[t][i] = fma(w[i], factor, a[t][i]);
     }
   }
 #pragma GCC unroll 8
@@ -266,9 +240,12 @@ HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead
       const F scale = set1(W::scale(w[r] + b * W::kBytes));
       for (int t = 0; t < StripFactors::kTokens; t += kW) store(factors.of[r] + t, mul(scale, load(v.of[r] + t)));
     }
+    const auto get = [=](int r, F* out) __attribute__((always_inline)) {
+      W::widen(w[r] + b * W::kBytes, out);
+    };
     token_groups<2 * kStripTokens / kBlockVectors>(
         0, T, [&]<int N>(int t0) __attribute__((always_inline)) {
-          strip<W, N>(w, n_rows, b, factors, t0, acc + t0 * acc_stride, acc_stride);
+          strip_of_block<N>(get, n_rows, factors, t0, acc + b * kBlock + t0 * acc_stride, acc_stride);
         });
   }
 }
@@ -289,10 +266,13 @@ HEARTH_SIMD void add_strips(const uint8_t* const* w, const uint8_t* const* ahead
         rows[r].get(b, x);
         for (int i = 0; i < kBlockVectors; ++i) store(floats[r] + i * kW, x[i]);
       }
+      const auto get = [row = &floats[0]](int r, F* out) __attribute__((always_inline)) {
+        for (int i = 0; i < kBlockVectors; ++i) out[i] = load(row[r] + i * kW);
+      };
       float* out = acc + s * kColumns<W> + b * kBlock;
       token_groups<2 * kStripTokens / kBlockVectors>(
           0, T, [&]<int N>(int t0) __attribute__((always_inline)) {
-            strip_of_floats<N>(floats, n_rows, factors, t0, out + t0 * acc_stride, acc_stride);
+            strip_of_block<N>(get, n_rows, factors, t0, out + t0 * acc_stride, acc_stride);
           });
     }
   }

@@ -33,7 +33,7 @@ HEARTH_SIMD void scales_of_k(const Reader& r, int at, Word* scale, Word* min) {
   min[1] = ((c >> 4) & kLow4) | ((b >> 2) & 0x30303030u);
 }
 
-// What a byte of quants is in these formats, plus kOffset.
+// The values that the 16 codes stand for, plus kOffset.
 alignas(16) constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                                 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(16) constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};

@@ -79,7 +79,7 @@ struct FourScales {
     const int group = b * W::kGroups;
     return scale[group / 4][r] >> (group % 4 * 8);
   }
-  // What block b's minima take from four rows' products: sum over groups of min (-8 sum of x), exact.
+  // Sum over the groups of block b of min * (-8 * sum of x), for each of four rows, exact.
   HEARTH_SIMD_MEMBER Four minima(int b, int32_t total, int32_t half) const {
     if constexpr (W::kGroups == 0) return set1_four(static_cast<float>(total));
     if constexpr (W::kGroups == 1) return mul(byte_of(min[b / 4], b % 4), set1_four(static_cast<float>(total)));

@@ -80,9 +80,9 @@ HEARTH_SIMD __m512i group_of(const PanelBlock<WeightQ4_0>& block, int g, int fir
   return _mm512_and_si512(g < 4 ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
 }
 
-// What follows a piece of a panel, which a core reads as one stream. With one token the hardware's prefetching keeps up
-// but for the beginnings of pages, and requests for every line cost a fifth of the speed (Zen 4: 20 instead of 25 GB/s
-// to a core); with several it is too late.
+// Prefetches ahead of a piece of a panel. A core reads a panel as one stream. With one token the hardware's own
+// prefetching suffices except at the beginning of a page, and a request for every line costs a fifth of the speed (Zen 4:
+// 20 instead of 25 GB/s to a core). With several tokens the hardware's prefetching comes too late.
 template <int M>
 HEARTH_SIMD void prefetch_panel(const uint8_t* piece, int64_t bytes) {
   if constexpr (M > 1) {

@@ -25,9 +25,9 @@ constexpr Kernels table_of(const char* name) {
       .pack_cols = {pack_cols<W>...},
       .gemm_tile = gemm_tile,
 #ifdef HEARTH_PANELS
-      .panel_pack = {panel_pack_of<W>()...},
-      .panel_row = {panel_row_of<W>()...},
-      .panel_dot = {panel_dot_of<W>()...},
+      .panel_pack = {PanelKernels<W>::pack...},
+      .panel_row = {PanelKernels<W>::row...},
+      .panel_dot = {PanelKernels<W>::dot...},
 #else
       .panel_pack = {},
       .panel_row = {},

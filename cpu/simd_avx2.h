@@ -268,7 +268,7 @@ using Chunk = __m256i;
 HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 /*second*/) {
   return reinterpret_cast<__m256i>(first);
 }
-// Of a block's groups, in 16 lanes for pairs of columns and in 8 for fours.
+// The scales of a block's groups: 16 lanes for pairs of columns, 8 lanes for fours.
 struct Lanes {
   __m256i pairs, fours;
 };

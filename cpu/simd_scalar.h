@@ -19,7 +19,7 @@ constexpr int kDotTokens = 8;  // Kernels::dot_tokens
 
 #define HEARTH_SIMD_MEMBER inline __attribute__((always_inline))
 #define HEARTH_SIMD static HEARTH_SIMD_MEMBER
-// What is worth inlining where it becomes a few instructions.
+// For functions that are worth inlining only where SIMD makes them a few instructions: not here.
 #define HEARTH_LARGE_MEMBER __attribute__((noinline))
 
 template <typename Op>
@@ -163,7 +163,7 @@ HEARTH_SIMD Four zero_four() {
 HEARTH_SIMD void store_four(float* p, Four x) {
   store(p, x);
 }
-// Of four quantised rows, kSpan blocks are multiplied at once: their scales, where the blocks have so many bytes.
+// kSpan blocks of four quantised rows are multiplied at once. These are their scales; a block has `bytes` bytes.
 constexpr int kSpan = 1;
 using SpanScales = F;
 HEARTH_SIMD SpanScales load_scales(const uint8_t* const* rows, int /*bytes*/, int /*span*/) {

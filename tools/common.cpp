@@ -395,7 +395,7 @@ std::string Session::sparsity_reason(const ModelOptions& options) {
   if (!ffn.sparse() && !thresholded()) {
     return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
   }
-  return model_->prepare_sparse().value_or("");  // why the engine could not
+  return model_->why_not_by_neuron().value_or("");
 }
 
 void Session::eval_all(std::span<const int32_t> ids,

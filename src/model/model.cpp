@@ -288,10 +288,15 @@ std::optional<std::string> Model::why_not_by_neuron(int64_t layer) const {
                      traits(down.type).block_size, down.rows);
 }
 
-std::optional<std::string> Model::prepare_sparse() {
+std::optional<std::string> Model::why_not_by_neuron() const {
   for (int64_t i = 0; i < std::ssize(weights_.layers); ++i) {
     if (auto reason = why_not_by_neuron(i)) return reason;
   }
+  return std::nullopt;
+}
+
+std::optional<std::string> Model::prepare_sparse() {
+  if (auto reason = why_not_by_neuron()) return reason;
   // Layer by layer on every core: it is reading the file, for most of a large model's loading time otherwise.
   std::vector<size_t> layers, storage;
   for (size_t i = 0; i < weights_.layers.size(); ++i) {

@@ -106,6 +106,7 @@ class Model {
 
   // Why prepare_sparse() cannot give a layer a transposed down projection; nothing where it can.
   std::optional<std::string> why_not_by_neuron(int64_t layer) const;
+  std::optional<std::string> why_not_by_neuron() const;  // ... the first such layer
   // Gives every layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A
   // quantised standard `ffn_down` is quantised again, if LoadOptions::transpose_down asks for it; otherwise the reason
   // is returned and nothing changes. The transposed copy replaces the mapped original, whose pages are released.
@@ -120,9 +121,9 @@ class Model {
   void release_file() const;  // every page of the mapping
   void release_ffn(int64_t layer);
 
-  // drop_predictors(): of all layers. set_predictors(): gives layers that have a predictor in `layers` that one; the others keep theirs. `owner` of the memory that the
-  // views refer to is kept as long as the model lives (model/predictors.h: attach_predictors() for a sidecar's).
-  void drop_predictors();
+  void drop_predictors();  // of all layers
+  // Layers that have a predictor in `layers` get that one; the others keep theirs. `owner` of the memory that the views
+  // refer to is kept as long as the model lives. model/attach_predictors.h does this for a sidecar.
   void set_predictors(const std::vector<LayerPredictor>& layers, std::shared_ptr<const void> owner);
 
  private:

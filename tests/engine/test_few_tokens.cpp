@@ -21,12 +21,9 @@ using engine::Engine;
 using engine::EngineOptions;
 using engine::Sequence;
 using engine::Sparsity;
+using test::copy_of;
 using test::random_ids;
 using test::random_int;
-
-std::vector<float> copy_of(std::span<const float> values) {
-  return {values.begin(), values.end()};
-}
 
 struct Case {
   test::ZooModel model;

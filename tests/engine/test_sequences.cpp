@@ -23,13 +23,10 @@ using engine::Batch;
 using engine::Engine;
 using engine::EngineOptions;
 using engine::Sequence;
+using test::copy_of;
 using test::message_of;
 using test::random_ids;
 using test::random_int;
-
-std::vector<float> copy_of(std::span<const float> values) {
-  return {values.begin(), values.end()};
-}
 
 // A model small enough for a hundred thousand tokens, with contexts of three pages.
 class Sequences : public testing::Test {

@@ -50,6 +50,9 @@ inline Script prompt_then_decode(std::vector<int32_t> ids, size_t prompt) {
   s.calls.insert(s.calls.end(), s.ids.size() - prompt, 1);
   return s;
 }
+inline std::vector<float> copy_of(std::span<const float> values) {
+  return {values.begin(), values.end()};
+}
 inline std::vector<int32_t> random_ids(const model::Config& c, size_t n, uint32_t seed) {
   std::mt19937 rng(seed);
   std::vector<int32_t> ids(n);
