@@ -39,6 +39,9 @@ inline std::vector<ZooModel> zoo() {
                            "falcon-relu", "bamboo-drelu"}) {
     models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo-hf" / name});
   }
+  for (const char* name : {"gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite", "nemotron"}) {
+    models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo2-hf" / name});
+  }
   for (ZooModel& m : models) std::replace(m.name.begin(), m.name.end(), '-', '_');
   return models;
 }
