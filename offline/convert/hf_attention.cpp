@@ -104,12 +104,12 @@ void read_rotated_layers(const Fields& f, const HfArchitecture& a, HfConfig& c) 
     return;
   }
   const auto is_flag = [](const Json& item) {
-    return item.is_number_unsigned() && item.get<uint64_t>() <= 1;  // not negative: the parser's unsigned
+    return item.is_number_integer() && (item.get<int64_t>() == 0 || item.get<int64_t>() == 1);
   };
   if (!list->is_array() || std::ssize(*list) != c.n_layer || !std::all_of(list->begin(), list->end(), is_flag)) {
     fail("{}: no_rope_layers is {}, expected 0 or 1 for each of {} layers", f.where(), shown(*list), c.n_layer);
   }
-  for (const Json& item : *list) c.rotated_layers.push_back(item.get<uint64_t>() == 1);
+  for (const Json& item : *list) c.rotated_layers.push_back(item.get<int64_t>() == 1);
 }
 
 // The period of which the last layer is false; 0: there is none.

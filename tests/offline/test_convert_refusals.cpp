@@ -221,15 +221,6 @@ std::vector<Case> config_cases() {
        "RoPE scaling 'dynamic' is not supported"},
       {"rope_dynamic_new", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "dynamic"}, {"factor", 4}}),
        "RoPE scaling 'dynamic' is not supported"},
-      {"yarn_without_factor", "qwen3-silu", set("rope_parameters", {{"rope_type", "yarn"}}), "factor is missing"},
-      {"longrope_without_context", "qwen3-silu", set("rope_parameters", {{"rope_type", "longrope"}}),
-       "original_max_position_embeddings is missing"},
-      {"longrope_without_factors", "qwen3-silu",
-       set("rope_parameters", {{"rope_type", "longrope"}, {"original_max_position_embeddings", 64}}),
-       "short_factor is missing, expected a list of"},
-      {"rope_by_layer", "qwen3-silu",
-       set("rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}, {"sliding_attention", {{"rope_theta", 1e4}}}}),
-       "RoPE that differs between layers is not supported"},
       {"rope_no_factor", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "linear"}}), "factor is missing"},
       {"rope_negative_factor", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "linear"}, {"factor", -2}}),
        "expected a positive number"},
@@ -240,12 +231,6 @@ std::vector<Case> config_cases() {
          c["layer_types"] = {"full_attention", "chunked_attention"};
        }),
        "a layer of type chunked_attention is not supported"},
-      {"types_of_other_layers", "qwen2-relu", config([](json& c) {
-         c["use_sliding_window"] = true;
-         c["layer_types"] = {"full_attention"};
-       }),
-       "layer_types has 1 entries, expected one for each of 2 layers"},
-      {"partial_rotation_of_nothing", "qwen3-silu", set("partial_rotary_factor", 0), "partial_rotary_factor is 0"},
       {"falcon_old_decoder", "falcon-relu", set("new_decoder_architecture", false), "old Falcon decoder"},
       {"falcon_alibi", "falcon-relu", set("alibi", true), "alibi is not supported"},
       {"opt_norm_after", "opt-relu", set("do_layer_norm_before", false), "OPT-350m"},
