@@ -16,9 +16,12 @@ struct HfArchitecture {
   bool permute_rope = false;  // llama.cpp rotates neighbours
   bool gated = true;
   bool fused = false;     // one tensor for q, k and v, and one for gate and up
-  bool qkv_bias = false;  // always there, whatever attention_bias says
+  bool qkv_bias = false;       // always there, whatever attention_bias says
+  bool only_qkv_bias = false;  // attention_bias is of q, k and v, and not of the output
   bool drelu = false;     // the modelling code applies hidden_act to both factors
   QkNorm qk_norm = QkNorm::none;
+  const char* qk_norm_key = nullptr;  // says whether there are such norms
+  bool sinks = false;
   Norms norms = Norms::before;
   bool layer_norm = false;      // with a bias, and weights stored less one
   bool norms_less_one = false;  // weights of RMS norms are stored less one

@@ -74,6 +74,10 @@ void read_llama_family(const Fields& f, const Json& config, const HfArchitecture
   c.tied_head = f.flag("tie_word_embeddings", a.tied_head);
   c.output_bias = f.flag("attention_bias", false);
   c.qkv_bias = c.qkv_bias || c.output_bias;
+  c.output_bias = c.output_bias && !a.only_qkv_bias;
+  if (a.qk_norm_key != nullptr && !f.flag(a.qk_norm_key, false)) c.qk_norm = QkNorm::none;
+  c.sinks = a.sinks;
+  refuse_if(f.number("clip_qkv").value_or(0) != 0, f, "clip_qkv", "null is");
   c.ffn_bias = f.flag("mlp_bias", false);
   for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
     refuse_if(f.integer(key, 0, kMaxDim).value_or(0) > 0, f, "a mixture of experts", "dense FFNs are");

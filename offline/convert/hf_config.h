@@ -17,8 +17,9 @@ namespace hearth::convert {
 // Which table of tensor names a checkpoint follows (tensor_map.h).
 enum class Family { llama, opt, falcon };
 
-// Where norms are: of what a half of a layer reads, of what it adds, or of both.
-enum class Norms { before, after, around };
+// Where norms are: of what a half of a layer reads, of what it adds, or of both. between: before, and llama.cpp names
+// the FFN's after the attention that it follows.
+enum class Norms { before, between, after, around };
 enum class QkNorm { none, by_head, all_heads };
 
 // RoPE scaling. llama3 and longrope become per-frequency factors in tensors, as in llama.cpp.
@@ -59,6 +60,7 @@ struct HfConfig {
   bool qkv_bias = false, output_bias = false, ffn_bias = false;
   bool fused = false;  // one tensor for q, k and v, and one for gate and up
   QkNorm qk_norm = QkNorm::none;
+  bool sinks = false;  // of attention
   Norms norms = Norms::before;
   bool layer_norm = false;         // norms have a bias
   bool norms_less_one = false;     // their weights are stored less one

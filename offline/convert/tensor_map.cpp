@@ -9,7 +9,7 @@
 namespace hearth::convert {
 namespace {
 
-enum class Dim { one, n_embd, n_ff, n_gate_up, n_q, n_kv, n_qkv, q_norm, k_norm, n_vocab, n_positions };
+enum class Dim { one, n_head, n_embd, n_ff, n_gate_up, n_q, n_kv, n_qkv, q_norm, k_norm, n_vocab, n_positions };
 
 // When a tensor is there.
 enum class When {
@@ -25,6 +25,7 @@ enum class When {
   gate_bias,
   qk_norm,
   norm_bias,
+  sinks,
   two_norms,
   single_norm,
 };
@@ -47,6 +48,10 @@ constexpr std::array kNormsBefore = {
     Row{"input_layernorm.bias", "attn_norm.bias", Dim::n_embd, Dim::one, When::norm_bias},
     Row{"post_attention_layernorm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
     Row{"post_attention_layernorm.bias", "ffn_norm.bias", Dim::n_embd, Dim::one, When::norm_bias},
+};
+constexpr std::array kNormsBetween = {
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_attention_layernorm.weight", "post_attention_norm.weight", Dim::n_embd, Dim::one},
 };
 constexpr std::array kNormsAfter = {
     Row{"post_attention_layernorm.weight", "post_attention_norm.weight", Dim::n_embd, Dim::one},
@@ -71,6 +76,7 @@ constexpr std::array kLlamaLayer = {
     Row{"self_attn.k_norm.weight", "attn_k_norm.weight", Dim::k_norm, Dim::one, When::qk_norm},
     Row{"self_attn.o_proj.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
     Row{"self_attn.o_proj.bias", "attn_output.bias", Dim::n_embd, Dim::one, When::output_bias},
+    Row{"self_attn.sinks", "attn_sinks.weight", Dim::n_head, Dim::one, When::sinks},
     Row{"mlp.gate_up_proj.weight", "ffn_up.weight", Dim::n_gate_up, Dim::n_embd, When::fused},
     Row{"mlp.gate_proj.weight", "ffn_gate.weight", Dim::n_ff, Dim::n_embd, When::gate},
     Row{"mlp.gate_proj.bias", "ffn_gate.bias", Dim::n_ff, Dim::one, When::gate_bias},
@@ -133,6 +139,8 @@ struct FamilyTables {
 };
 std::span<const Row> norms_of(Norms norms) {
   switch (norms) {
+    case Norms::between:
+      return kNormsBetween;
     case Norms::after:
       return kNormsAfter;
     case Norms::around:
@@ -168,6 +176,8 @@ int64_t extent(Dim dim, const HfConfig& c) {
       return c.n_head_kv * c.head_dim;
     case Dim::n_qkv:
       return (c.n_head + 2 * c.n_head_kv) * c.head_dim;
+    case Dim::n_head:
+      return c.n_head;
     case Dim::n_gate_up:
       return 2 * c.n_ff;
     case Dim::q_norm:
@@ -205,6 +215,8 @@ bool present(When when, const HfConfig& c) {
       return c.gated && c.ffn_bias;
     case When::qk_norm:
       return c.qk_norm != QkNorm::none;
+    case When::sinks:
+      return c.sinks;
     case When::norm_bias:
       return c.layer_norm;
     case When::two_norms:

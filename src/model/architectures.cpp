@@ -22,6 +22,17 @@ constexpr Architecture kArchitectures[] = {
      .ffn_norm = {},
      .ffn_post_norm = "post_ffw_norm"},
 
+    // --- mixtures of experts, whose routing is in model/experts.cpp ---
+    {.name = "qwen2moe"},
+    {.name = "qwen3moe"},
+    {.name = "olmoe"},
+    {.name = "glm4moe", .ffn_norm = "post_attention_norm"},
+    {.name = "gpt-oss",
+     .ffn_norm = "post_attention_norm",
+     .window = 128,
+     .window_period = 2,
+     .yarn_truncates = false},
+
     // --- gemma: norms on both sides of each half, windows in most layers ---
     {.name = "gemma2",
      .activation = "gelu_tanh",

@@ -37,6 +37,13 @@ std::string family_name(const FfnDescription& f) {
   return "?";
 }
 
+// Layers behind the last one that predict tokens farther ahead, and that nothing here needs (GLM-4.5).
+int64_t read_nextn_layers(const KeyReader& keys) {
+  return keys.has("nextn_predict_layers") && keys.file().require<int64_t>(keys.key("nextn_predict_layers")) != 0
+             ? keys.dimension("nextn_predict_layers", 4096)
+             : 0;
+}
+
 // What multiplies embeddings, halves of layers and logits (Granite divides its logits).
 void read_scales(const KeyReader& keys, const Architecture& arch, Config& c) {
   const double width = std::sqrt(static_cast<double>(c.n_embd));
@@ -107,8 +114,12 @@ Config read_config(const gguf::File& file, const std::optional<std::string>& ove
   c.parallel_block = a.parallel_block;
   c.post_norms = !a.attn_post_norm.empty();
   c.position_offset = a.position_offset;
-  c.n_layer = keys.dimension("block_count", 4096);
+  c.n_layer = keys.dimension("block_count", 4096) - read_nextn_layers(keys);
+  if (c.n_layer < 1) keys.refuse("every layer predicts tokens farther ahead ({})", keys.key("nextn_predict_layers"));
   c.n_embd = keys.dimension("embedding_length");
+  if (keys.has("expert_count") && file.require<int64_t>(keys.key("expert_count")) != 0) {
+    keys.refuse("{} is not 0, and mixtures of experts are not supported; dense models are", keys.key("expert_count"));
+  }
   c.n_ff = keys.dimension("feed_forward_length");
   c.n_head = keys.dimension("attention.head_count", 4096);
   c.n_head_kv = keys.dimension_or("attention.head_count_kv", c.n_head);

@@ -140,6 +140,7 @@ TEST(Config, ContradictionsAreRefused) {
       {"qwen3", {{"rope.scaling.type", std::string("longrope")}}, "needs the tensor rope_factors_long.weight"},
       {"qwen3", {{"rope.scaling.type", std::string("ntk")}}, "RoPE scaling 'ntk' is not supported"},
       {"qwen3", {{"rope.scaling.type", std::string("linear")}}, "qwen3.rope.scaling.factor is missing"},
+      {"glm4moe", {{"nextn_predict_layers", uint32_t{6}}}, "every layer predicts tokens farther ahead"},
       {"nemotron", {{"rope.dimension_count", uint32_t{7}}}, "is 7, expected an even number up to the head's 32"},
   };
   for (const Case& c : cases) {
