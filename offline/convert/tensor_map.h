@@ -28,6 +28,7 @@ struct MappedTensor {
   bool vector = false;
   bool keep_f32 = false;  // positions, as in llama.cpp
   RowOrder order = RowOrder::as_is;
+  bool plus_one = false;  // the checkpoint has the values less one
 };
 
 // Every tensor the model needs, in file order: embeddings first, then layer by layer. Throws Error when one is missing,

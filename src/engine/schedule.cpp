@@ -23,7 +23,7 @@ class Compiler {
       : l_(layer),
         skips_(skips_neurons(kind) && layer.selection != Selection::all),
         main_names_(skips_ && layer.selection == Selection::predictor && layer.main_predicts),
-        whole_on_host_(layer.host_attends && !layer.hot && !main_names_),
+        whole_on_host_(layer.host_attends && !layer.hot && !main_names_ && !layer.post_norms),
         streams_(kind == BatchKind::streamed && layer.cold && layer.streamable && !whole_on_host_),
         asks_(layer.cold && !streams_ && !(skips_ && layer.all_linked)),
         publishes_(asks_ && skips_ && layer.hot && !layer.parallel),
@@ -77,16 +77,31 @@ class Compiler {
   }
 
   void attention_first() {
-    if (!l_.host_attends) return main(Attend{Reads::norm_of_x});
-    main(Post{Letter::x}), main(Collect{});
-    host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(Answer{});
+    if (l_.host_attends) main(Post{Letter::x});
+    branch();
+    if (!l_.host_attends) {
+      main(Attend{Reads::norm_of_x});
+    } else {
+      main(Collect{});
+      host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(Answer{});
+    }
+    join(Half::attention);
+  }
+
+  void branch() {
+    if (l_.post_norms) main(Branch{});
+  }
+  void join(Half half) {
+    if (l_.post_norms) main(Join{half});
   }
 
   void ffn_second() {
     const Letter letter = begin_hand_off(asks_);
+    branch();
     main_ffn();
+    if (asks_ && !publishes_) main(Collect{});
+    join(Half::ffn);
     if (!asks_) return;
-    if (!publishes_) main(Collect{});
     if (prefetches_) host(Prefetch{});
     host(Take{letter});
     host_ffn(letter);
@@ -187,6 +202,8 @@ class Simulation {
     if (l_.hot) wanted |= kHot;
     if (skips_ && l_.linked) wanted |= kLinked;
     if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
+    if (main_.branch) return "a sum is left behind that nothing joins";
+    if (joined_ != (l_.post_norms ? wanted : 0)) return "a half of the layer is added with a wrong norm, or without one";
     if (main_.x != wanted) return fmt::format("the layer's parts are {:#x}, expected {:#x}", main_.x, wanted);
     return std::nullopt;
   }
@@ -197,6 +214,7 @@ class Simulation {
 
   struct Side {
     Parts x = 0;
+    std::optional<Parts> branch;  // what is being added besides
     std::optional<Parts> attention_in, ffn_in;
     bool has_neurons = false;
   };
@@ -209,6 +227,15 @@ class Simulation {
     if ((to & parts) != 0) return fail("a part of the layer is added twice");
     to |= parts;
     return true;
+  }
+  // To x, or beside it.
+  bool add_to(Side& side, Parts parts) { return add(side.branch ? *side.branch : side.x, parts); }
+  bool join(Half half) {
+    const std::optional<Parts> sum = std::exchange(main_.branch, std::nullopt);
+    if (!sum) return fail("a sum is joined that nothing has begun");
+    if ((half == Half::attention) != (*sum == kAttention)) return fail("a sum is joined as another half's");
+    joined_ |= *sum;
+    return add(main_.x, *sum);
   }
   // The input of a step, which must be as the layer's form wants it.
   bool reads(const char* step, Side& side, std::optional<Parts>& kept, Reads how, Parts wanted) {
@@ -243,12 +270,12 @@ class Simulation {
   bool collect() {
     if (!answered_) return false;  // waits
     answered_ = outstanding_ = false;
-    return add(main_.x, answer_);
+    return add_to(main_, answer_);
   }
 
   bool execute_main(const Step& step) {
     if (const auto* n = std::get_if<Norm>(&step)) return norm(main_, n->half);
-    if (const auto* a = std::get_if<Attend>(&step)) return reads_attention(main_, a->reads) && add(main_.x, kAttention);
+    if (const auto* a = std::get_if<Attend>(&step)) return reads_attention(main_, a->reads) && add_to(main_, kAttention);
     if (const auto* p = std::get_if<Predict>(&step)) {
       if (!reads_ffn("the predictor", main_, p->reads)) return false;
       main_.has_neurons = true;
@@ -261,15 +288,20 @@ class Simulation {
       }
       if (f->hands_over && !published_) return fail("an answer is awaited part by part that is not published");
       if (!reads_ffn("the main device's FFN", main_, f->reads) || !has_neurons(main_, *f)) return false;
-      return add(main_.x, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
+      return add_to(main_, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
     }
     if (const auto* p = std::get_if<Post>(&step)) {
       return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
     }
     if (std::holds_alternative<Hint>(step)) return main_.ffn_in ? true : fail("a hint reads what nothing has written");
     if (const auto* s = std::get_if<Stream>(&step)) {
-      return reads_ffn("the stream", main_, s->reads) && add(main_.x, kCold);
+      return reads_ffn("the stream", main_, s->reads) && add_to(main_, kCold);
     }
+    if (std::holds_alternative<Branch>(step)) {
+      if (std::exchange(main_.branch, 0)) return fail("a second sum begins before the first is joined");
+      return true;
+    }
+    if (const auto* j = std::get_if<Join>(&step)) return join(j->half);
     if (std::holds_alternative<Collect>(step)) {
       if (!outstanding_) return fail("an answer is collected that nobody was asked for");
       if (answered_ && published_) return fail("an answer is published that nobody awaits part by part");
@@ -326,7 +358,7 @@ class Simulation {
   const LayerSchedule& s_;
   Side main_, host_;
   std::optional<Letter> posted_;  // not taken yet
-  Parts posted_parts_ = 0, brought_ = 0, answer_ = 0;
+  Parts posted_parts_ = 0, brought_ = 0, answer_ = 0, joined_ = 0;
   bool outstanding_ = false, answered_ = false, taken_ = false, neurons_left_ = false, published_ = false;
   std::string error_;
 };
@@ -392,6 +424,8 @@ std::string to_string(const Step& step) {
     std::string operator()(const Hint&) const { return "hint"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
     std::string operator()(const Collect&) const { return "collect"; }
+    std::string operator()(const Branch&) const { return "branch"; }
+    std::string operator()(const Join& j) const { return j.half == Half::ffn ? "join(ffn)" : "join(attention)"; }
     std::string operator()(const Prefetch&) const { return "prefetch"; }
     std::string operator()(const Take& t) const { return fmt::format("take({})", to_string(t.letter)); }
     std::string operator()(const TakeNeurons&) const { return "take(neurons)"; }
@@ -417,6 +451,7 @@ void check_facts(std::span<const LayerFacts> layers) {
     };
     const bool predicts = l.selection == Selection::predictor;
     require(l.hot || l.cold, "no device has its neurons");
+    require(!l.parallel || !l.post_norms, "attention and FFN are computed together, and normed each on its own");
     require(!predicts || l.main_predicts || !l.hot, "its predictor is on the CPU, and some of its neurons on the GPU");
     require(!l.linked || (l.hot && l.cold && predicts && l.main_predicts),
             "rows are read over the link, and no predictor on the GPU names them beside others");

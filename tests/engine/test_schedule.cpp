@@ -15,6 +15,7 @@ constexpr BatchKind kKinds[] = {BatchKind::one, BatchKind::few, BatchKind::many,
 LayerFacts facts_of(unsigned bits, Selection selection) {
   const auto bit = [&](int i) { return (bits >> i & 1) != 0; };
   return {.parallel = bit(0),
+          .post_norms = bit(10),
           .host_attends = bit(1),
           .hot = bit(2),
           .cold = bit(3),
@@ -42,7 +43,7 @@ bool valid(const LayerFacts& layer) {
 
 std::vector<LayerFacts> all_facts() {
   std::vector<LayerFacts> all;
-  for (unsigned bits = 0; bits < 1u << 10; ++bits) {
+  for (unsigned bits = 0; bits < 1u << 11; ++bits) {
     for (const Selection s : {Selection::all, Selection::gate, Selection::predictor}) {
       if (const LayerFacts l = facts_of(bits, s); valid(l)) all.push_back(l);
     }
