@@ -41,15 +41,12 @@ std::optional<uint64_t> parse_seed(const std::string& text) {
   return seed;
 }
 
-std::string chat_prompt(const RunOptions& o, const text::Tokenizer& tokenizer, const std::string& user) {
-  const std::string& wanted = o.chat_template.empty() ? tokenizer.chat_template() : o.chat_template;
-  if (wanted.empty()) {
-    fail("the model has no chat template; name one with --chat-template chatml, llama2, llama3 or mistral");
-  }
-  std::vector<text::ChatMessage> messages;
-  if (!o.system_prompt.empty()) messages.push_back({"system", o.system_prompt});
-  messages.push_back({"user", user});
-  return text::apply_chat_template(text::detect_chat_family(wanted), messages);
+std::vector<int32_t> encode_chat_prompt(const RunOptions& o, const text::Tokenizer& tokenizer,
+                                        const std::string& user) {
+  auto messages = nlohmann::ordered_json::array();
+  if (!o.system_prompt.empty()) messages.push_back({{"role", "system"}, {"content", o.system_prompt}});
+  messages.push_back({{"role", "user"}, {"content", user}});
+  return text::encode_chat(tokenizer, text::ChatTemplate::of(tokenizer, o.chat_template).apply(messages));
 }
 
 std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::string& text) {
@@ -115,7 +112,7 @@ void run(const RunOptions& o) {
   Session session(o.model);
   const text::Tokenizer& tokenizer = session.require_tokenizer("run");
   const std::string text = read_prompt(o.prompt);
-  const std::vector<int32_t> ids = encode_prompt(tokenizer, o.chat ? chat_prompt(o, tokenizer, text) : text);
+  const std::vector<int32_t> ids = o.chat ? encode_chat_prompt(o, tokenizer, text) : encode_prompt(tokenizer, text);
 
   require_room(session.engine(), session.text(), ids.size());  // before anything is printed
 
@@ -183,7 +180,7 @@ void register_run(CLI::App& app) {
   auto* chat =
       sub->add_flag("--chat,--conversation", o->chat, "Wrap the prompt in the model's chat template")->group("Prompt");
   sub->add_option("--chat-template", o->chat_template,
-                  "Use this chat format: chatml, llama2, llama3 or mistral (default: the model's)")
+                  "Use this chat template: chatml, llama2, llama3, mistral, or Jinja2 text (default: the model's)")
       ->needs(chat)
       ->group("Prompt");
   sub->add_option("--system-prompt", o->system_prompt, "System message of the chat")
