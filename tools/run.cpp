@@ -14,6 +14,7 @@
 #include "tools/interrupt.h"
 #include "tools/output.h"
 #include "tools/prompt.h"
+#include "tools/sampling.h"
 
 namespace hearth::tools {
 namespace {
@@ -152,21 +153,11 @@ void run(const RunOptions& o) {
   if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);
 }
 
-void add_sampling_options(CLI::App& sub, RunOptions& o) {
-  text::SamplerParams& s = o.generate.sampler;
-  const auto option = [&sub](const char* name, auto& value, const char* help) {
-    sub.add_option(name, value, help)->capture_default_str()->group("Sampling");
-  };
+void add_seed_option(CLI::App& sub, RunOptions& o) {
   sub.add_option("-s,--seed", o.seed, "Seed of the random numbers; -1: a random one, printed at the end")
       ->type_name("UINT")
       ->capture_default_str()
       ->group("Sampling");
-  option("--temp", s.temp, "Temperature; 0: always the likeliest token");
-  option("--top-k", s.top_k, "Draw among the K likeliest tokens; 0: off");
-  option("--top-p", s.top_p, "Draw among the likeliest tokens that sum up to this probability; 1: off");
-  option("--min-p", s.min_p, "Drop tokens less likely than this times the likeliest one; 0: off");
-  option("--repeat-penalty", s.repeat_penalty, "Make recent tokens less likely by this factor; 1: off");
-  option("--repeat-last-n", s.repeat_last_n, "How many recent tokens that is; 0: none, -1: all");
 }
 
 }  // namespace
@@ -200,7 +191,8 @@ void register_run(CLI::App& app) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->group("Ending");
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "Never draw an end-of-text token")->group("Ending");
-  add_sampling_options(*sub, *o);
+  add_seed_option(*sub, *o);
+  add_sampling_options(*sub, o->generate.sampler);
   sub->add_option("--compare-dense", o->compare_dense,
                   "Afterwards compute up to N of the generated tokens again with every neuron, and print how far the "
                   "run was from that")
