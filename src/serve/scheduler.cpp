@@ -92,7 +92,8 @@ std::shared_ptr<Job> Scheduler::submit(Task task) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Busy("the server is ending");
-    if (std::ssize(waiting_) >= options_.n_queue) {
+    const int64_t n_places = options_.n_parallel - std::ssize(stats_.running);  // that the first of them will take
+    if (std::ssize(waiting_) >= options_.n_queue + n_places) {
       throw Busy(fmt::format("{} requests are waiting, and no more may; try again later", waiting_.size()));
     }
     waiting_.emplace_back(job, Clock::now());
@@ -117,7 +118,21 @@ SchedulerStats Scheduler::stats() const {
 }
 
 void Scheduler::run() {
-  engine_.device().use_from_this_thread();
+  try {
+    engine_.device().use_from_this_thread();
+    run_until_stopped();
+  } catch (const std::exception& e) {  // nobody may wait for ever
+    stop({});
+    for (const auto& r : running_) end(*r, Finish::failed, e.what());
+    remove_ended();
+    const std::lock_guard lock(mutex_);
+    for (const auto& [job, since] : waiting_) job->push(End{.finish = Finish::failed, .error = e.what()});
+    waiting_.clear();
+    throw;
+  }
+}
+
+void Scheduler::run_until_stopped() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
@@ -175,6 +190,7 @@ void Scheduler::admit() {
     for (const int32_t id : job->task().prompt) r->sampler.accept(id);
     totals_.n_cached += r->facts.n_cached;
     running_.push_back(std::move(r));
+    publish(false);
   }
 }
 

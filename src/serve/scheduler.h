@@ -73,6 +73,7 @@ class Scheduler {
   struct Running;
   using Clock = std::chrono::steady_clock;
 
+  void run_until_stopped();
   void admit();
   void drop_cancelled();
   void decode();

@@ -1,5 +1,7 @@
 #include "serve/server.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 
 #include "core/log.h"
@@ -38,10 +40,21 @@ bool equal_keys(std::string_view a, std::string_view b) {
   return different == 0;
 }
 
+// httplib's, with room for more clients that knock at the same time than the 5 it is built with.
+class Server::Listener : public httplib::Server {
+ public:
+  void widen() { (void)::listen(svr_sock_, kBacklog); }
+
+ private:
+  static constexpr int kBacklog = 512;
+};
+
 Server::Server(Scheduler& scheduler, const text::Tokenizer& tokenizer, ModelFacts model, ServerOptions options)
     : model_(std::move(model)),
       options_(std::move(options)),
-      api_{scheduler, tokenizer, model_, options_, chat_template(tokenizer, options_.chat_template), now_seconds()} {
+      api_{scheduler, tokenizer, model_, options_, chat_template(tokenizer, options_.chat_template), now_seconds()},
+      listener_(std::make_unique<Listener>()),
+      http_(*listener_) {
   add_limits();
   add_keys();
   http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
@@ -112,23 +125,25 @@ int Server::bind(const std::string& host, int port) {
   if (port == 0) {
     const int bound = http_.bind_to_any_port(host);
     if (bound <= 0) fail("no port of '{}' can be listened on", host);
+    listener_->widen();
     return bound;
   }
   if (!http_.bind_to_port(host, port)) {
     fail("port {} of '{}' cannot be listened on: it is taken, or not allowed; choose another with --port", port, host);
   }
+  listener_->widen();
   return port;
 }
 
 void Server::start() {
-  listener_ = std::thread([this] { http_.listen_after_bind(); });
+  thread_ = std::thread([this] { http_.listen_after_bind(); });
 }
 
 void Server::stop() {
-  if (!listener_.joinable()) return;
+  if (!thread_.joinable()) return;
   while (!http_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it is about to
   http_.stop();
-  listener_.join();
+  thread_.join();
 }
 
 }  // namespace hearth::serve

@@ -28,11 +28,14 @@ class Server {
   void add_limits();
   void add_keys();
 
+  class Listener;
+
   const ModelFacts model_;
   const ServerOptions options_;
   Api api_;
-  httplib::Server http_;
-  std::thread listener_;
+  std::unique_ptr<Listener> listener_;
+  httplib::Server& http_;
+  std::thread thread_;
 };
 
 // Whether two keys are equal, in a time that depends on their lengths alone.
