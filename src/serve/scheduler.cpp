@@ -68,8 +68,7 @@ Scheduler::Scheduler(engine::Engine& engine, const text::Tokenizer& tokenizer, c
     : engine_(engine), tokenizer_(tokenizer), options_(options) {
   // Rows beyond the vocabulary are padding: they have no text and must not be drawn.
   n_drawable_ = static_cast<size_t>(std::min<int64_t>(tokenizer.n_vocab(), engine.config().n_vocab));
-  window_begin_ = Clock::now();
-  publish(false);
+  publish();
 }
 
 Scheduler::~Scheduler() = default;
@@ -136,7 +135,9 @@ void Scheduler::run_until_stopped() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
+      const bool idle = running_.empty();
       wake_.wait(lock, [&] { return stopping_ || !waiting_.empty() || !running_.empty(); });
+      if (idle) window_begin_ = Clock::now();  // no token could come before
       if (stopping_ && waiting_.empty() && running_.empty()) return;
       if (stopping_ && Clock::now() > deadline_) {
         for (const auto& [job, since] : waiting_) job->cancel();
@@ -150,7 +151,7 @@ void Scheduler::run_until_stopped() {
     if (decodes) decode();
     read_prompt();
     remove_ended();
-    publish(decodes);
+    publish();
   }
 }
 
@@ -190,7 +191,7 @@ void Scheduler::admit() {
     for (const int32_t id : job->task().prompt) r->sampler.accept(id);
     totals_.n_cached += r->facts.n_cached;
     running_.push_back(std::move(r));
-    publish(false);
+    publish();
   }
 }
 
@@ -324,13 +325,14 @@ void Scheduler::remove_ended() {
   }
   if (ended.empty()) return;
   std::erase_if(running_, [](const auto& r) { return r->ended; });
-  publish(false);
+  publish();
   for (auto& [job, facts] : ended) job->push(std::move(facts));
 }
 
-void Scheduler::publish(bool generated) {
+void Scheduler::publish() {
   const auto now = Clock::now();
-  if (const double passed = seconds(now - window_begin_); passed >= 1.0 || (generated && totals_.n_steps == 1)) {
+  const double passed = seconds(now - window_begin_);
+  if (window_tokens_ > 0 && (passed >= 1.0 || running_.empty())) {
     totals_.tokens_per_second = static_cast<double>(window_tokens_) / passed;
     window_begin_ = now, window_tokens_ = 0;
     const engine::DensityStats& density = engine_.density();

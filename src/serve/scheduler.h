@@ -44,7 +44,7 @@ struct SchedulerStats {
   int64_t pages = 0, pages_free = 0, kept_prompts = 0;
   int64_t n_prompt = 0, n_cached = 0, n_generated = 0, n_done = 0, n_steps = 0;  // since the start
   double prompt_seconds = 0, decode_seconds = 0;
-  double tokens_per_second = 0;                             // of the last second or so in which tokens came
+  double tokens_per_second = 0;                             // of the last second or so in which there were texts
   double density = 0, hit_share = 0;                        // NaN: not known
   double device_bytes = 0, host_bytes = 0, link_bytes = 0;  // that a token reads
 };
@@ -84,7 +84,7 @@ class Scheduler {
   void send(Running& r, std::string text, int32_t id);
   void end(Running& r, Finish finish, std::string error = {});
   void remove_ended();
-  void publish(bool generated);
+  void publish();
 
   engine::Engine& engine_;
   const text::Tokenizer& tokenizer_;

@@ -43,6 +43,7 @@ struct Expr {
   std::vector<ExprPtr> args;
   std::vector<std::string> ops;
   Call call;
+  int depth = 1;  // of expressions inside each other
 };
 
 struct Stmt;

@@ -100,7 +100,8 @@ Value Interpreter::eval_call(const Expr& e) {
 Value Interpreter::call(const Value& callee, const Arguments& arguments) {
   if (callee.is_callable()) return callee.callable().call(*this, arguments);
   if (callee.is_dict()) {
-    if (const Value* f = callee.dict().find("()")) return f->callable().call(*this, arguments);
+    const Value* f = callee.dict().find("()");
+    if (f != nullptr && f->is_callable()) return f->callable().call(*this, arguments);
   }
   if (callee.is_undefined()) fail("{}", callee.undefined().what);
   fail("a value of type '{}' cannot be called", callee.type_name());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "core/error.h"
@@ -16,6 +17,7 @@ class ExpressionParser {
 
  protected:
   using Kind = Token::Kind;
+  static constexpr int kLongestChain = 500;
   static constexpr int kMostDepth = 100;  // of brackets and blocks inside each other
 
   struct Deeper {
@@ -63,8 +65,15 @@ class ExpressionParser {
   template <typename... Args>
   static ExprPtr node(Expr::Kind kind, Position at, std::string name, Args... args) {
     ExprPtr e = make(kind, at, std::move(name));
-    (e->args.push_back(std::move(args)), ...);
+    (adopt(*e, std::move(args)), ...);
     return e;
+  }
+  // A chain like a.b.c or a + b + c is as deep as it is long, and evaluated by recursion.
+  static void adopt(Expr& parent, ExprPtr child) {
+    if (child) parent.depth = std::max(parent.depth, child->depth + 1);
+    if (parent.depth > kLongestChain)
+      fail_at(parent.at, fmt::format("more than {} operations in a row", kLongestChain));
+    parent.args.push_back(std::move(child));
   }
 
   bool tuple_ends() const {
@@ -76,7 +85,7 @@ class ExpressionParser {
     ExprPtr first = with_condition ? expression() : disjunction();
     if (!is_op(",")) return first;
     ExprPtr all = node(Expr::Kind::list, at, {}, std::move(first));
-    while (skip_op(",") && !tuple_ends()) all->args.push_back(with_condition ? expression() : disjunction());
+    while (skip_op(",") && !tuple_ends()) adopt(*all, with_condition ? expression() : disjunction());
     return all;
   }
 
@@ -132,7 +141,7 @@ class ExpressionParser {
       }
       if (!all) all = node(Expr::Kind::compare, at, {}, std::move(first));
       all->ops.push_back(std::move(op));
-      all->args.push_back(sum());
+      adopt(*all, sum());
     }
   }
   // A chain of binary operators of one precedence, from the left.
@@ -196,7 +205,7 @@ class ExpressionParser {
     if (skip_op("[")) {
       ExprPtr e = make(Expr::Kind::list, t.at);
       while (!is_op("]")) {
-        e->args.push_back(expression());
+        adopt(*e, expression());
         if (!skip_op(",")) break;
       }
       expect_op("]");
@@ -205,9 +214,9 @@ class ExpressionParser {
     if (skip_op("{")) {
       ExprPtr e = make(Expr::Kind::dict, t.at);
       while (!is_op("}")) {
-        e->args.push_back(expression());
+        adopt(*e, expression());
         expect_op(":");
-        e->args.push_back(expression());
+        adopt(*e, expression());
         if (!skip_op(",")) break;
       }
       expect_op("}");
@@ -217,7 +226,7 @@ class ExpressionParser {
   }
 
   static ExprPtr number(const Token& t) {
-    if (t.kind == Kind::real) return constant(t.at, std::stod(t.text));
+    if (t.kind == Kind::real) return constant(t.at, std::strtod(t.text.c_str(), nullptr));
     int64_t value = 0;
     const auto [end, error] = std::from_chars(t.text.data(), t.text.data() + t.text.size(), value);
     if (error != std::errc() || end != t.text.data() + t.text.size())

@@ -45,6 +45,7 @@ Value trim(Interpreter& in, const Value& v, const Arguments& a) {
   ArgumentReader args("trim", a);
   const Value characters = args.next("chars", nullptr);
   args.finish();
+  if (!characters.is_none() && !characters.is_string()) fail("trim needs a string, found '{}'", characters.type_name());
   const auto which = characters.is_none() ? std::nullopt : std::optional<std::string_view>(characters.string());
   return strip(text_of(in, v), which, true, true);
 }
@@ -303,7 +304,8 @@ Value rounded(Interpreter&, const Value& v, const Arguments& a) {
   const Value precision = args.next("precision", 0);
   const std::string method = to_text(args.next("method", "common"));
   args.finish();
-  if (!v.is_number() || !precision.is_int() || std::abs(precision.integer()) > 15) fail("round needs numbers");
+  if (!v.is_number() || !precision.is_int() || precision.integer() > 15 || precision.integer() < -15)
+    fail("round needs numbers");
   const double scale = std::pow(10.0, static_cast<double>(precision.integer())), x = v.number() * scale;
   // Python rounds halves to even, which is the default rounding mode.
   return (method == "ceil" ? std::ceil(x) : method == "floor" ? std::floor(x) : std::nearbyint(x)) / scale;

@@ -10,6 +10,7 @@ namespace hearth::text::jinja {
 
 namespace {
 constexpr size_t kMostNamespaces = 1000;
+constexpr int64_t kLargest = int64_t{1} << 60;  // of range()'s bounds, so that none overflows
 }  // namespace
 
 struct Interpreter::Entered {
@@ -63,10 +64,14 @@ void Interpreter::add_globals() {
                                }});
   set("range", Callable{"range", [](Interpreter& in, const Arguments& a) -> Value {
                           ArgumentReader args("range", a);
-                          int64_t from = 0, to = args.require("stop").integer(), by = 1;
-                          if (const Value* second = args.next("stop")) from = to, to = second->integer();
-                          if (const Value* third = args.next("step")) by = third->integer();
+                          if (a.positional.empty()) fail("range() needs 'stop'");
+                          int64_t from = 0, to = args.integer("stop", 0);
+                          if (a.positional.size() > 1) from = to, to = args.integer("stop", 0);
+                          const int64_t by = args.integer("step", 1);
                           args.finish();
+                          for (const int64_t bound : {from, to, by}) {
+                            if (bound > kLargest || bound < -kLargest) fail("range() of {} is too large", bound);
+                          }
                           if (by == 0) fail("range() needs a step that is not 0");
                           List all;
                           for (int64_t i = from; by > 0 ? i < to : i > to; i += by) {

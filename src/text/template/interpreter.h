@@ -109,6 +109,7 @@ class ArgumentReader {
   Value next(std::string_view name, Value otherwise);
   const Value& require(std::string_view name);
   const std::string& require_string(std::string_view name);
+  int64_t integer(std::string_view name, int64_t otherwise);
   void finish() const;
 
  private:

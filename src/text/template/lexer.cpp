@@ -9,7 +9,10 @@
 
 namespace hearth::text::jinja {
 
-void fail_at(Position at, const std::string& what) {
+void fail_at(Position at, const std::string& told) {
+  std::string what = told;  // in one line, whatever the template's strings hold
+  std::replace_if(
+      what.begin(), what.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   fail("chat template, line {}, column {}: {}", at.line, at.column, what);
 }
 

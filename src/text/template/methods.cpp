@@ -133,11 +133,11 @@ const std::unordered_map<std::string_view, Method>& string_methods() {
        [](Interpreter& in, const Value& self, const Arguments& a) -> Value {
          ArgumentReader args("replace", a);
          const std::string from = args.require_string("old"), to = args.require_string("new");
-         const Value most = args.next("count", -1);
+         const int64_t most = args.integer("count", -1);
          args.finish();
          in.charge(self.string().size() +
                    (from.empty() ? self.string().size() : self.string().size() / from.size()) * to.size());
-         return replace(self.string(), from, to, most.integer());
+         return replace(self.string(), from, to, most);
        }},
       {"count",
        [](Interpreter&, const Value& self, const Arguments& a) -> Value {

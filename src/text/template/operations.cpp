@@ -189,6 +189,7 @@ std::string percent_format(const std::string& format, const List& arguments) {
         printed("s", text.c_str());
       }
     } else if ((kind == 'd' || kind == 'i') && v.is_number()) {
+      if (v.is_float() && !(std::fabs(v.number()) < 9e18)) fail("'%{}' of {}", kind, to_text(v));
       printed("lld", static_cast<long long>(v.is_float() ? static_cast<int64_t>(v.number()) : v.integer()));
     } else if (kind == 'x' && v.is_int()) {
       printed("llx", static_cast<unsigned long long>(v.integer()));
@@ -228,6 +229,15 @@ const std::string& ArgumentReader::require_string(std::string_view name) {
   if (value.is_undefined()) fail("{}", value.undefined().what);
   if (!value.is_string()) fail("{}() needs a string for '{}', found '{}'", callee_, name, value.type_name());
   return value.string();
+}
+
+int64_t ArgumentReader::integer(std::string_view name, int64_t otherwise) {
+  const Value* found = next(name);
+  if (found == nullptr) return otherwise;
+  if (!found->is_int() && !found->is_bool()) {
+    fail("{}() needs a whole number for '{}', found '{}'", callee_, name, found->type_name());
+  }
+  return found->integer();
 }
 
 void ArgumentReader::finish() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/error.h"
 #include "text/utf8.h"
@@ -126,7 +127,7 @@ std::string float_text(double d) {
     std::string text = fmt::format("{:e}", d);
     for (int digits = 0; digits < 18; ++digits) {
       text = fmt::format("{:.{}e}", d, digits);
-      if (std::stod(text) == d) break;
+      if (std::strtod(text.c_str(), nullptr) == d) break;
     }
     return text;
   }
