@@ -43,7 +43,7 @@ int handle_parse_error(const CLI::App& app, const CLI::ParseError& e) {
 
 int parse_and_run(CLI::App& app, std::vector<std::string> args) {
   try {
-    if (args.empty()) fail("no subcommand; see `hearth --help`");
+    if (args.empty()) args = {"--help"};
     args = expand_aliases(app, std::move(args));
     std::reverse(args.begin(), args.end());  // CLI11 takes a vector from its back
     app.parse(std::move(args));              // runs the subcommand's callback
@@ -64,12 +64,16 @@ std::unique_ptr<CLI::App> make_app() {
   app->formatter(std::make_shared<HelpFormatter>());
   app->require_subcommand(1);
   register_run(*app);
+  register_serve(*app);
+  register_chat(*app);
   register_logits(*app);
   register_perplexity(*app);
   register_bench(*app);
   register_inspect(*app);
   register_convert(*app);
   register_quantize(*app);
+  register_tokenize(*app);
+  register_detokenize(*app);
   register_synth(*app);
   register_profile(*app);
   register_plan(*app);

@@ -6,6 +6,8 @@
 namespace hearth::tools {
 
 void register_run(CLI::App& app);
+void register_serve(CLI::App& app);
+void register_chat(CLI::App& app);
 void register_logits(CLI::App& app);
 void register_perplexity(CLI::App& app);
 void register_bench(CLI::App& app);
@@ -13,6 +15,8 @@ void register_inspect(CLI::App& app);
 void register_convert(CLI::App& app);
 void register_quantize(CLI::App& app);
 void register_doctor(CLI::App& app);
+void register_tokenize(CLI::App& app);
+void register_detokenize(CLI::App& app);
 void register_synth(CLI::App& app);
 void register_profile(CLI::App& app);
 void register_plan(CLI::App& app);

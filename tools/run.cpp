@@ -14,6 +14,7 @@
 #include "tools/interrupt.h"
 #include "tools/output.h"
 #include "tools/prompt.h"
+#include "tools/sampling.h"
 
 namespace hearth::tools {
 namespace {
@@ -41,15 +42,12 @@ std::optional<uint64_t> parse_seed(const std::string& text) {
   return seed;
 }
 
-std::string chat_prompt(const RunOptions& o, const text::Tokenizer& tokenizer, const std::string& user) {
-  const std::string& wanted = o.chat_template.empty() ? tokenizer.chat_template() : o.chat_template;
-  if (wanted.empty()) {
-    fail("the model has no chat template; name one with --chat-template chatml, llama2, llama3 or mistral");
-  }
-  std::vector<text::ChatMessage> messages;
-  if (!o.system_prompt.empty()) messages.push_back({"system", o.system_prompt});
-  messages.push_back({"user", user});
-  return text::apply_chat_template(text::detect_chat_family(wanted), messages);
+std::vector<int32_t> encode_chat_prompt(const RunOptions& o, const text::Tokenizer& tokenizer,
+                                        const std::string& user) {
+  auto messages = nlohmann::ordered_json::array();
+  if (!o.system_prompt.empty()) messages.push_back({{"role", "system"}, {"content", o.system_prompt}});
+  messages.push_back({{"role", "user"}, {"content", user}});
+  return text::encode_chat(tokenizer, text::ChatTemplate::of(tokenizer, o.chat_template).apply(messages));
 }
 
 std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::string& text) {
@@ -115,7 +113,7 @@ void run(const RunOptions& o) {
   Session session(o.model);
   const text::Tokenizer& tokenizer = session.require_tokenizer("run");
   const std::string text = read_prompt(o.prompt);
-  const std::vector<int32_t> ids = encode_prompt(tokenizer, o.chat ? chat_prompt(o, tokenizer, text) : text);
+  const std::vector<int32_t> ids = o.chat ? encode_chat_prompt(o, tokenizer, text) : encode_prompt(tokenizer, text);
 
   require_room(session.engine(), session.text(), ids.size());  // before anything is printed
 
@@ -155,21 +153,11 @@ void run(const RunOptions& o) {
   if (g.ending == Ending::interrupted) throw CLI::RuntimeError(kInterruptedStatus);
 }
 
-void add_sampling_options(CLI::App& sub, RunOptions& o) {
-  text::SamplerParams& s = o.generate.sampler;
-  const auto option = [&sub](const char* name, auto& value, const char* help) {
-    sub.add_option(name, value, help)->capture_default_str()->group("Sampling");
-  };
+void add_seed_option(CLI::App& sub, RunOptions& o) {
   sub.add_option("-s,--seed", o.seed, "Seed of the random numbers; -1: a random one, printed at the end")
       ->type_name("UINT")
       ->capture_default_str()
       ->group("Sampling");
-  option("--temp", s.temp, "Temperature; 0: always the likeliest token");
-  option("--top-k", s.top_k, "Draw among the K likeliest tokens; 0: off");
-  option("--top-p", s.top_p, "Draw among the likeliest tokens that sum up to this probability; 1: off");
-  option("--min-p", s.min_p, "Drop tokens less likely than this times the likeliest one; 0: off");
-  option("--repeat-penalty", s.repeat_penalty, "Make recent tokens less likely by this factor; 1: off");
-  option("--repeat-last-n", s.repeat_last_n, "How many recent tokens that is; 0: none, -1: all");
 }
 
 }  // namespace
@@ -183,7 +171,7 @@ void register_run(CLI::App& app) {
   auto* chat =
       sub->add_flag("--chat,--conversation", o->chat, "Wrap the prompt in the model's chat template")->group("Prompt");
   sub->add_option("--chat-template", o->chat_template,
-                  "Use this chat format: chatml, llama2, llama3 or mistral (default: the model's)")
+                  "Use this chat template: chatml, llama2, llama3, mistral, or Jinja2 text (default: the model's)")
       ->needs(chat)
       ->group("Prompt");
   sub->add_option("--system-prompt", o->system_prompt, "System message of the chat")
@@ -203,7 +191,8 @@ void register_run(CLI::App& app) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->group("Ending");
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "Never draw an end-of-text token")->group("Ending");
-  add_sampling_options(*sub, *o);
+  add_seed_option(*sub, *o);
+  add_sampling_options(*sub, o->generate.sampler);
   sub->add_option("--compare-dense", o->compare_dense,
                   "Afterwards compute up to N of the generated tokens again with every neuron, and print how far the "
                   "run was from that")

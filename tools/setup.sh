@@ -36,6 +36,8 @@ libeigen3-dev     header  eigen3/Eigen/Core
 libpcre2-dev      header  pcre2.h
 libhwloc-dev      header  hwloc.h
 libxxhash-dev     header  xxhash.h
+libcpp-httplib-dev header httplib.h
+libedit-dev       header  histedit.h
 '
 # What the tests need besides.
 test_requirements='

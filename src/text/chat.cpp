@@ -1,124 +1,115 @@
 #include "text/chat.h"
 
 #include <array>
+#include <chrono>
+#include <utility>
 
 #include "core/error.h"
+#include "text/template/interpreter.h"
 
 namespace hearth::text {
 namespace {
 
-constexpr std::array kFamilies = {ChatFamily::chatml, ChatFamily::llama2, ChatFamily::llama3, ChatFamily::mistral};
+struct Named {
+  std::string_view name, source;
+};
 
-std::string_view trim(std::string_view text) {
-  constexpr std::string_view spaces = " \t\r\n\f\v";
-  const size_t first = text.find_first_not_of(spaces);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(spaces) + 1 - first);
-}
+// From the models' tokenizer_config.json: Qwen1.5, Llama 2 Chat, Llama 3 Instruct, Mistral 7B Instruct v0.2; the last with a
+// system message in front of the first user message.
+constexpr std::array<Named, 4> kNamed = {{
+    {"chatml",
+     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' "
+     "}}"
+     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"},
+    {"llama2",
+     "{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}{% set system = '<<SYS>>\\n' + "
+     "messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}{% else %}{% set turns = messages %}{% set system = '' %}{% endif "
+     "%}"
+     "{% for message in turns %}{% set content = system + message['content'] if loop.first else message['content'] %}"
+     "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+     "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}"
+     "{% else %}{{ raise_exception('a system message is possible at the beginning only') }}{% endif %}{% endfor %}"},
+    {"llama3",
+     "{% for message in messages %}{{ bos_token if loop.first }}{{ '<|start_header_id|>' + message['role'] + "
+     "'<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"},
+    {"mistral",
+     "{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}{% set system = messages[0]['content'] + "
+     "'\\n\\n' %}"
+     "{% else %}{% set turns = messages %}{% set system = '' %}{% endif %}{{ bos_token }}"
+     "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+     "{{ raise_exception('user and assistant must take turns') }}{% endif %}"
+     "{% if message['role'] == 'user' %}{{ '[INST] ' + (system if loop.first else '') + message['content'] | trim + ' "
+     "[/INST]' }}"
+     "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"},
+}};
 
-void check_role(const ChatMessage& message) {
-  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-    fail("unknown role '{}' in a chat; 'system', 'user' or 'assistant' was expected", message.role);
+std::string_view resolve(std::string_view source) {
+  for (const Named& n : kNamed) {
+    if (n.name == source) return n.source;
   }
-}
-
-std::string apply_chatml(std::span<const ChatMessage> messages, bool add_generation_prompt) {
-  std::string text;
-  for (const ChatMessage& m : messages) text += fmt::format("<|im_start|>{}\n{}<|im_end|>\n", m.role, m.content);
-  if (add_generation_prompt) text += "<|im_start|>assistant\n";
-  return text;
-}
-
-std::string apply_llama3(std::span<const ChatMessage> messages, bool add_generation_prompt) {
-  std::string text;
-  for (const ChatMessage& m : messages) {
-    text += fmt::format("<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>", m.role, trim(m.content));
+  if (source.find('{') == std::string_view::npos) {
+    fail("'{}' is no chat template: it is neither Jinja2 nor one of {}", source, ChatTemplate::names());
   }
-  if (add_generation_prompt) text += "<|start_header_id|>assistant<|end_header_id|>\n\n";
-  return text;
+  return source;
 }
 
-// The system message goes inside the first instruction. The first turn's <s> is left to encode().
-std::string apply_llama2(std::span<const ChatMessage> messages) {
-  std::string text, system;
-  bool first = true;
-  for (const ChatMessage& m : messages) {
-    if (m.role == "system") {
-      system = fmt::format("<<SYS>>\n{}\n<</SYS>>\n\n", trim(m.content));
-    } else if (m.role == "user") {
-      text += fmt::format("{}[INST] {}{} [/INST]", first ? "" : "<s>", system, trim(m.content));
-      system.clear();
-      first = false;
-    } else {
-      text += fmt::format(" {} </s>", trim(m.content));
-    }
-  }
-  return text;
+int64_t seconds_now() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Mistral 7B Instruct v0.1 and v0.2: llama2's brackets without its system block and without repeated <s>.
-std::string apply_mistral(std::span<const ChatMessage> messages) {
-  std::string text, system;
-  for (const ChatMessage& m : messages) {
-    if (m.role == "system") {
-      system = fmt::format("{}\n\n", trim(m.content));
-    } else if (m.role == "user") {
-      text += fmt::format("[INST] {}{} [/INST]", system, trim(m.content));
-      system.clear();
-    } else {
-      text += fmt::format(" {}</s>", trim(m.content));
-    }
-  }
-  return text;
+std::string token_text(const Tokenizer& tokenizer, std::optional<int32_t> id) {
+  return id ? tokenizer.piece(*id, true) : std::string();
 }
 
 }  // namespace
 
-const char* to_string(ChatFamily family) {
-  switch (family) {
-    case ChatFamily::chatml:
-      return "chatml";
-    case ChatFamily::llama2:
-      return "llama2";
-    case ChatFamily::llama3:
-      return "llama3";
-    case ChatFamily::mistral:
-      return "mistral";
-  }
-  HEARTH_CHECK(false);
+struct ChatTemplate::Tree {
+  jinja::Body body;
+};
+
+ChatTemplate::ChatTemplate(std::string_view source, std::string bos, std::string eos)
+    : source_(resolve(source)), bos_(std::move(bos)), eos_(std::move(eos)) {
+  tree_ = std::make_unique<Tree>(Tree{jinja::parse(source_)});
 }
 
-ChatFamily detect_chat_family(std::string_view chat_template) {
-  for (const ChatFamily family : kFamilies) {
-    if (chat_template == to_string(family)) return family;
+ChatTemplate::~ChatTemplate() = default;
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+
+ChatTemplate ChatTemplate::of(const Tokenizer& tokenizer, std::string_view wanted) {
+  const std::string_view source = wanted.empty() ? std::string_view(tokenizer.chat_template()) : wanted;
+  if (source.empty()) {
+    fail("the model has no chat template; name one with --chat-template: {}, or the text of one", names());
   }
-  const auto has = [&](std::string_view marker) { return chat_template.find(marker) != std::string_view::npos; };
-  if (has("<|im_start|>")) return ChatFamily::chatml;
-  if (has("<|start_header_id|>") && has("<|end_header_id|>")) return ChatFamily::llama3;
-  // v3 and v7 of Mistral space their brackets differently; their templates name tools or system blocks.
-  const bool later_mistral = has("[SYSTEM_PROMPT]") || has("[TOOL_CALLS]") || has("[AVAILABLE_TOOLS]");
-  if (has("[INST]") && !later_mistral) return has("<<SYS>>") ? ChatFamily::llama2 : ChatFamily::mistral;
-  if (chat_template.empty()) fail("the model has no chat template; name one of chatml, llama2, llama3, mistral");
-  fail(
-      "the model's chat template is of a family hearth does not know; name one of chatml, llama2, llama3, mistral if "
-      "it is "
-      "close enough, or give the prompt in the model's own format");
+  return {source, token_text(tokenizer, tokenizer.bos()), token_text(tokenizer, tokenizer.eos())};
 }
 
-std::string apply_chat_template(ChatFamily family, std::span<const ChatMessage> messages, bool add_generation_prompt) {
-  if (messages.empty()) fail("a chat needs at least one message");
-  for (const ChatMessage& message : messages) check_role(message);
-  switch (family) {
-    case ChatFamily::chatml:
-      return apply_chatml(messages, add_generation_prompt);
-    case ChatFamily::llama3:
-      return apply_llama3(messages, add_generation_prompt);
-    case ChatFamily::llama2:
-      return apply_llama2(messages);  // [/INST] is the beginning of the answer
-    case ChatFamily::mistral:
-      return apply_mistral(messages);
-  }
-  HEARTH_CHECK(false);
+std::string ChatTemplate::names() {
+  std::string all;
+  for (const Named& n : kNamed) all += (all.empty() ? "" : ", ") + std::string(n.name);
+  return all;
+}
+
+std::string ChatTemplate::apply(const nlohmann::ordered_json& messages, const Options& options) const {
+  if (!messages.is_array() || messages.empty()) fail("a chat needs at least one message");
+  jinja::Dict variables;
+  variables.items = {{"messages", jinja::from_json(messages)},
+                     {"add_generation_prompt", options.add_generation_prompt},
+                     {"bos_token", bos_},
+                     {"eos_token", eos_},
+                     {"tools", nullptr},
+                     {"documents", nullptr}};
+  for (const auto& [name, value] : options.extra.items()) variables.set(name, jinja::from_json(value));
+  return jinja::Interpreter(tree_->body, {}, options.now.value_or(seconds_now())).render(variables);
+}
+
+std::vector<int32_t> encode_chat(const Tokenizer& tokenizer, std::string_view rendered) {
+  const std::string bos = token_text(tokenizer, tokenizer.bos());
+  if (tokenizer.add_bos() && !bos.empty() && rendered.starts_with(bos)) rendered.remove_prefix(bos.size());
+  std::vector<int32_t> ids = tokenizer.encode(rendered, {.add_special = false, .parse_special = true});
+  if (tokenizer.add_bos()) ids.insert(ids.begin(), *tokenizer.bos());
+  return ids;
 }
 
 }  // namespace hearth::text

@@ -1,26 +1,49 @@
 #pragma once
-// Chat formats of a few known families. `tokenizer.chat_template` is a Jinja program; like llama.cpp, hearth recognises
-// the family by its markers instead of running it.
-#include <span>
+// Conversations as a model wants to see them: its own chat template (`tokenizer.chat_template`, a Jinja2 program) run with the
+// variables and settings of Hugging Face's transformers.
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "text/tokenizer.h"
 
 namespace hearth::text {
 
-struct ChatMessage {
-  std::string role;  // "system", "user" or "assistant"
-  std::string content;
+class ChatTemplate {
+ public:
+  struct Options {
+    bool add_generation_prompt = true;                                // ends where the assistant's answer begins
+    nlohmann::ordered_json extra = nlohmann::ordered_json::object();  // more variables: tools, enable_thinking, …
+    std::optional<int64_t> now;  // strftime_now()'s, in seconds since 1970; absent: the clock's
+  };
+
+  // `source`: Jinja2, or a format's name (names()). Throws Error, with line and column, when it is no sound template.
+  ChatTemplate(std::string_view source, std::string bos, std::string eos);
+  ~ChatTemplate();
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+
+  // `wanted`, or the model's own template when that is empty. Throws Error when there is neither.
+  static ChatTemplate of(const Tokenizer& tokenizer, std::string_view wanted);
+  static std::string names();  // "chatml, llama2, llama3, mistral"
+
+  const std::string& source() const { return source_; }
+  // `messages`: objects with "role" and "content", as OpenAI's API has them. Throws Error when the template refuses them.
+  std::string apply(const nlohmann::ordered_json& messages, const Options& options) const;
+  std::string apply(const nlohmann::ordered_json& messages) const { return apply(messages, Options()); }
+
+ private:
+  struct Tree;
+  std::string source_, bos_, eos_;
+  std::unique_ptr<Tree> tree_;
 };
 
-enum class ChatFamily { chatml, llama2, llama3, mistral };
-const char* to_string(ChatFamily family);
-
-// `chat_template`: a model's template, or a family's name. Throws Error, with the families it knows, on any other.
-ChatFamily detect_chat_family(std::string_view chat_template);
-
-// The prompt text, without BOS (encode() adds it). Ends where the assistant's answer begins if add_generation_prompt.
-// Encode it with parse_special. Throws Error on an unknown role.
-std::string apply_chat_template(ChatFamily family, std::span<const ChatMessage> messages,
-                                bool add_generation_prompt = true);
+// Token ids of a rendered conversation. Templates write the first BOS themselves or leave it out: it is there once where the
+// vocabulary asks for it.
+std::vector<int32_t> encode_chat(const Tokenizer& tokenizer, std::string_view rendered);
 
 }  // namespace hearth::text

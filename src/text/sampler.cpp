@@ -23,6 +23,11 @@ void check(const SamplerParams& p) {
   if (!(p.repeat_penalty > 0 && std::isfinite(p.repeat_penalty))) {
     fail("repeat penalty is {}; more than 0 was expected (1 is off)", p.repeat_penalty);
   }
+  if (!std::isfinite(p.frequency_penalty)) fail("frequency penalty is {}; a number was expected", p.frequency_penalty);
+  if (!std::isfinite(p.presence_penalty)) fail("presence penalty is {}; a number was expected", p.presence_penalty);
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (!std::isfinite(bias)) fail("the logit bias of token {} is {}; a number was expected", id, bias);
+  }
   if (p.repeat_last_n < -1) fail("repeat-last-n is {}; -1 (all), 0 (off) or more was expected", p.repeat_last_n);
 }
 
@@ -66,25 +71,39 @@ Sampler::Sampler(SamplerParams params)
       seed_(params_.seed ? *params_.seed : std::random_device()()),
       random_(seed_) {}
 
+bool Sampler::penalises() const {
+  return params_.repeat_last_n != 0 &&
+         (params_.repeat_penalty != 1.0f || params_.frequency_penalty != 0 || params_.presence_penalty != 0);
+}
+
 void Sampler::accept(int32_t id) {
-  if (params_.repeat_last_n == 0 || params_.repeat_penalty == 1.0f) return;
+  if (!penalises()) return;
   recent_.push_back(id);
   if (params_.repeat_last_n > 0 && recent_.size() > static_cast<size_t>(params_.repeat_last_n)) recent_.pop_front();
 }
 
 // The logits after penalties and suppression; the same memory where neither applies.
 std::span<const float> Sampler::adjusted(std::span<const float> logits) {
-  if (recent_.empty() && params_.suppress.empty()) return logits;
+  if (recent_.empty() && params_.suppress.empty() && params_.logit_bias.empty()) return logits;
   logits_.assign(logits.begin(), logits.end());
   const auto slot = [&](int32_t id) -> float* {
     return id >= 0 && static_cast<size_t>(id) < logits_.size() ? &logits_[id] : nullptr;
   };
   for (const int32_t id : recent_) {
-    // From the original: a token is penalised once, however often it occurred.
+    // From the original: the factor and the presence count once, however often a token occurred.
     if (float* logit = slot(id)) {
       const float original = logits[id];
-      *logit = original > 0 ? original / params_.repeat_penalty : original * params_.repeat_penalty;
+      const float scaled = original > 0 ? original / params_.repeat_penalty : original * params_.repeat_penalty;
+      *logit = scaled - params_.presence_penalty;
     }
+  }
+  if (params_.frequency_penalty != 0) {
+    for (const int32_t id : recent_) {
+      if (float* logit = slot(id)) *logit -= params_.frequency_penalty;
+    }
+  }
+  for (const auto& [id, bias] : params_.logit_bias) {
+    if (float* logit = slot(id)) *logit += bias;
   }
   for (const int32_t id : params_.suppress) {
     if (float* logit = slot(id)) *logit = kNever;

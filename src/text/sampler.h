@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace hearth::text {
@@ -17,8 +18,11 @@ struct SamplerParams {
   float min_p = 0.05f;            // 0: off; drops tokens less likely than min_p times the likeliest one
   float repeat_penalty = 1.0f;    // 1: off; divides positive and multiplies negative logits of recent tokens
   int32_t repeat_last_n = 64;     // how many recent tokens; 0: off, -1: all
-  std::optional<uint64_t> seed;   // absent: random
-  std::vector<int32_t> suppress;  // never drawn (--ignore-eos)
+  // OpenAI's: taken from the logits of recent tokens, once for each time they occurred, and once. 0: off.
+  float frequency_penalty = 0.0f, presence_penalty = 0.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // added to the logits of these ids
+  std::optional<uint64_t> seed;                       // absent: random
+  std::vector<int32_t> suppress;                      // never drawn (--ignore-eos)
 };
 
 // xoshiro256++ (Blackman and Vigna, 2019), seeded through splitmix64. Unlike std distributions, the mapping to numbers
@@ -50,9 +54,12 @@ class Sampler {
   void accept(int32_t id);
   // The seed in use, also when it was chosen at random: printing it makes a run repeatable.
   uint64_t seed() const { return seed_; }
+  // The likeliest token is drawn whatever came before: Engine::best() is as good.
+  bool is_plain_argmax() const { return params_.temp == 0 && !penalises() && params_.logit_bias.empty(); }
   const SamplerParams& params() const { return params_; }
 
  private:
+  bool penalises() const;
   std::span<const float> adjusted(std::span<const float> logits);
   // Each narrows candidates_, the tokens that may be drawn.
   void keep_top_k(std::span<const float> logits);

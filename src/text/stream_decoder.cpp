@@ -48,6 +48,7 @@ std::string StopMatcher::push(std::string_view text) {
   }
   if (begin != std::string::npos) {
     stopped_ = true;
+    met_ = pending_.substr(begin, end - begin);
     return std::exchange(pending_, {}).substr(0, begin);
   }
   // The longest end of the text that begins a stop string.

@@ -45,11 +45,13 @@ class StopMatcher {
   std::string push(std::string_view text);
   std::string flush();  // at the end of generation: what was held back, unless stopped
   bool stopped() const { return stopped_; }
+  const std::string& met() const { return met_; }  // the stop string that was complete; empty before
 
  private:
   std::vector<std::string> stops_;
   std::string pending_;  // a proper prefix of a stop string
   bool stopped_ = false;
+  std::string met_;
 };
 
 }  // namespace hearth::text

@@ -37,6 +37,8 @@ HEARTH_FUZZ_TARGET(tokenizer) {
   const auto file = gguf::File::from_bytes(aligned, "fuzz.gguf");
   const auto tokenizer = text::Tokenizer::load(file);
   use(*tokenizer, input.substr(input.size() / 2));
-  const text::ChatMessage message{"user", std::string(input.substr(0, 100))};
-  (void)text::apply_chat_template(text::detect_chat_family(tokenizer->chat_template()), {&message, 1});
+  auto messages = nlohmann::ordered_json::array();
+  messages.push_back(
+      {{"role", "user"}, {"content", std::string(input.substr(0, text::utf8::valid_prefix(input.substr(0, 100))))}});
+  (void)text::ChatTemplate::of(*tokenizer, "").apply(messages);
 }

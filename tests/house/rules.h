@@ -26,8 +26,9 @@ inline const std::vector<Arrows>& arrows() {
       {"model", {"gguf", "core"}},
       {"predictor", {"core"}},
       {"engine", {"model", "core"}},
+      {"serve", {"engine", "text", "core"}},
       {"offline", {"engine", "predictor", "model", "text", "gguf", "core"}},
-      {"tools", {"offline", "engine", "model", "cuda", "cpu", "text", "gguf", "core"}},
+      {"tools", {"serve", "offline", "engine", "model", "cuda", "cpu", "text", "gguf", "core"}},
   };
   return table;
 }

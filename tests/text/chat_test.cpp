@@ -1,12 +1,13 @@
-// Chat formats compared with the models' own templates rendered by jinja2 (tests/data/vocab/make_vectors.py).
+// Chat formats by name against the models' own templates as jinja2 renders them (tests/data/vocab/make_vectors.py), and how the
+// first BOS comes into the tokens.
 #include "text/chat.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
+#include "builders.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "support/paths.h"
@@ -14,36 +15,65 @@
 namespace hearth::text {
 namespace {
 
-TEST(Chat, EqualToTheTemplates) {
-  const auto vectors = nlohmann::json::parse(read_text_file(test::data_dir() / "vocab" / "chat_vectors.json"));
+using nlohmann::ordered_json;
+
+std::string prompt(const std::string& format, const ordered_json& messages, bool add_generation_prompt = true) {
+  return ChatTemplate(format, "<s>", "</s>").apply(messages, {.add_generation_prompt = add_generation_prompt});
+}
+
+ordered_json one(const char* role, const char* content) {
+  return ordered_json::array({ordered_json::object({{"role", role}, {"content", content}})});
+}
+
+TEST(Chat, FormatsByNameAreTheTemplates) {
+  const auto vectors = ordered_json::parse(read_text_file(test::data_dir() / "vocab" / "chat_vectors.json"));
   ASSERT_GE(vectors["cases"].size(), 20u);
   for (const auto& c : vectors["cases"]) {
     const auto name = c["family"].get<std::string>();
-    const ChatFamily family = detect_chat_family(vectors["templates"][name].get<std::string>());
-    EXPECT_EQ(to_string(family), name);
-    std::vector<ChatMessage> messages;
-    for (const auto& m : c["messages"]) messages.push_back({m["role"], m["content"]});
-    EXPECT_EQ(apply_chat_template(family, messages, c["add_generation_prompt"]), c["text"].get<std::string>()) << name;
+    for (const std::string& source : {name, vectors["templates"][name].get<std::string>()}) {
+      std::string text = prompt(source, c["messages"], c["add_generation_prompt"]);
+      if (text.starts_with("<s>")) text.erase(0, 3);  // the vectors have it taken off
+      EXPECT_EQ(text, c["text"].get<std::string>()) << source;
+    }
   }
 }
 
-TEST(Chat, FamiliesByName) {
-  EXPECT_EQ(detect_chat_family("chatml"), ChatFamily::chatml);
-  EXPECT_EQ(detect_chat_family("mistral"), ChatFamily::mistral);
-}
-
-TEST(Chat, UnknownTemplatesAndRolesAreRefused) {
-  EXPECT_THROW(detect_chat_family(""), Error);
-  EXPECT_THROW(detect_chat_family("{{ '### Instruction:' }}"), Error);
-  EXPECT_THROW(detect_chat_family("[AVAILABLE_TOOLS] [INST]"), Error) << "a later Mistral, which spaces differently";
-  const std::vector<ChatMessage> bad = {{"robot", "hi"}};
-  EXPECT_THROW(apply_chat_template(ChatFamily::chatml, bad), Error);
-  EXPECT_THROW(apply_chat_template(ChatFamily::chatml, {}), Error);
-}
-
 TEST(Chat, MistralPutsTheSystemMessageBeforeTheFirstUserMessage) {
-  const std::vector<ChatMessage> messages = {{"system", "Be brief."}, {"user", "Hi"}};
-  EXPECT_EQ(apply_chat_template(ChatFamily::mistral, messages), "[INST] Be brief.\n\nHi [/INST]");
+  ordered_json messages = one("system", "Be brief.");
+  messages.push_back(one("user", "Hi")[0]);
+  EXPECT_EQ(prompt("mistral", messages), "<s>[INST] Be brief.\n\nHi [/INST]");
+}
+
+TEST(Chat, WhatIsNoTemplateIsRefused) {
+  EXPECT_THROW(prompt("vicuna", one("user", "Hi")), Error);
+  EXPECT_THROW(prompt("{% if %}", one("user", "Hi")), Error);
+  EXPECT_THROW(prompt("chatml", ordered_json::array()), Error);
+  EXPECT_THROW(prompt("chatml", ordered_json("Hi")), Error);
+  EXPECT_THROW(prompt("mistral", one("assistant", "Hi")), Error);
+}
+
+TEST(Chat, TheModelsOwnTemplateUnlessAnotherIsWanted) {
+  Vocab vocab = byte_vocab();
+  EXPECT_THROW(ChatTemplate::of(*Tokenizer::create(vocab), ""), Error);
+  vocab.chat_template = "{{ messages[0].content }}!";
+  const auto tokenizer = Tokenizer::create(vocab);
+  const ordered_json messages = one("user", "Hi");
+  EXPECT_EQ(ChatTemplate::of(*tokenizer, "").apply(messages), "Hi!");
+  EXPECT_EQ(ChatTemplate::of(*tokenizer, "chatml").apply(messages),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST(Chat, TheFirstBosIsThereOnce) {
+  Vocab vocab = byte_vocab();
+  vocab.bos = add_token(vocab, "<s>", TokenType::control);
+  const auto plain = Tokenizer::create(vocab);
+  vocab.add_bos = true;
+  const auto adding = Tokenizer::create(vocab);
+  const int32_t bos = *vocab.bos;
+  EXPECT_EQ(encode_chat(*adding, "<s>a"), encode_chat(*adding, "a"));
+  EXPECT_EQ(encode_chat(*adding, "a"), (std::vector<int32_t>{bos, plain->encode("a")[0]}));
+  EXPECT_EQ(encode_chat(*plain, "<s>a"), encode_chat(*adding, "a"));
+  EXPECT_EQ(encode_chat(*plain, "a"), plain->encode("a"));
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ std::string joined(std::string text) {
 
 TEST(Help, ThereAreTheSubcommandsOfTheManual) {
   const std::vector<std::string> names = subcommands();
-  for (const char* name :
-       {"run", "logits", "perplexity", "bench", "inspect", "convert", "quantize", "synth", "doctor"}) {
+  for (const char* name : {"run", "logits", "perplexity", "bench", "inspect", "convert", "quantize", "synth", "doctor",
+                           "serve", "chat", "tokenize", "detokenize"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
 }

@@ -55,6 +55,7 @@ class Program {
 
   // What it has printed so far.
   std::string out() const { return slurp(files_ / "out"); }
+  std::string err() const { return slurp(files_ / "err"); }
   void signal(int number) const { kill(pid_, number); }
   pid_t pid() const { return pid_; }
   // Waits until it has printed `n` bytes on stdout; false after a minute, or when it ended before.
