@@ -122,12 +122,19 @@ void CpuDevice::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
 }
 
 void CpuDevice::add_norm(const NormArgs& a, float* x, int64_t T, float* y) {
-  norm(a, x, T, {x, nullptr});
-  k_.add(x, T * a.n, y);
+  const auto normalize = a.kind == NormKind::rms ? k_.rms_norm : k_.layer_norm;
+  team_.for_chunks(T, kRowsPerPiece, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = x + t * a.n;
+      normalize(row, a.weight.data, a.bias.data, a.eps, a.n, row);
+      k_.add(row, a.n, y + t * a.n);
+    }
+  });
 }
 
 void CpuDevice::scale(float factor, int64_t n, float* x) {
-  k_.scale(factor, n, x);
+  constexpr int64_t kPiece = 1 << 14;
+  team_.for_chunks(n, kPiece, [&](int64_t begin, int64_t end, int) { k_.scale(factor, end - begin, x + begin); });
 }
 
 void CpuDevice::soft_cap(float cap, int64_t n, float* x) {

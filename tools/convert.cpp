@@ -88,10 +88,10 @@ void register_convert(CLI::App& app) {
          "Type of the matrices: " + computable_names() +
              " (a PowerInfer file keeps its own). Mixes like Q4_K_M are made of f16 files by `hearth quantize`")
       ->capture_default_str();
-  sub->add_option(
-      "--ffn", flags->ffn,
-      "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, gelu_tanh, or drelu (relu on "
-      "gate and up)");
+  sub->add_option("--ffn", flags->ffn,
+                  "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, gelu_tanh, "
+                  "or drelu (relu on "
+                  "gate and up)");
   sub->add_option("--pre", flags->pre,
                   "Pre-tokenizer (a name of tokenizer.ggml.pre) where tokenizer.json's is not recognised");
   add_thread_option(*sub, flags->n_threads);

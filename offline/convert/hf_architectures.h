@@ -15,10 +15,11 @@ struct HfArchitecture {
   Family family = Family::llama;
   bool permute_rope = false;  // llama.cpp rotates neighbours
   bool gated = true;
-  bool fused = false;     // one tensor for q, k and v, and one for gate and up
+  bool fused = false;          // one tensor for q, k and v, and one for gate and up
   bool qkv_bias = false;       // always there, whatever attention_bias says
   bool only_qkv_bias = false;  // attention_bias is of q, k and v, and not of the output
-  bool drelu = false;     // the modelling code applies hidden_act to both factors
+  bool drelu = false;          // the modelling code applies hidden_act to both factors
+  bool mixture = false;        // of experts: described, and refused as long as experts are
   QkNorm qk_norm = QkNorm::none;
   const char* qk_norm_key = nullptr;  // says whether there are such norms
   bool sinks = false;

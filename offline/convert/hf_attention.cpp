@@ -136,8 +136,8 @@ void read_windows(const Fields& f, const Json& config, const HfArchitecture& a, 
       c.window_layers.push_back(name == kSlidingAttention);
     }
   } else if (a.window_period > 0) {
-    const char* const key = f.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern"
-                                                                        : "_sliding_window_pattern";
+    const char* const key =
+        f.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern" : "_sliding_window_pattern";
     c.window_layers = by_period(c.n_layer, f.integer(key, 1, 4096).value_or(a.window_period));
   } else if (f.find("use_sliding_window") != nullptr && c.sliding_window > 0) {
     const int64_t first = f.integer("max_window_layers", 0, kMaxDim).value_or(28);
@@ -204,7 +204,8 @@ void write_attention(const HfConfig& c, gguf::Writer& writer) {
   const auto f32 = [&](const char* key, double value) { writer.set(p + key, static_cast<float>(value)); };
   const model::Architecture* described = model::find_architecture(c.arch);
   const bool mixed = std::find(c.window_layers.begin(), c.window_layers.end(), false) != c.window_layers.end();
-  if (c.sliding_window > 0 || described->window > 0) u32("attention.sliding_window", static_cast<double>(c.sliding_window));
+  if (c.sliding_window > 0 || described->window > 0)
+    u32("attention.sliding_window", static_cast<double>(c.sliding_window));
   if (c.sliding_window > 0 && (mixed || described->window_period > 0)) {
     const int64_t period = period_of(c.window_layers);
     if (period > 0) {

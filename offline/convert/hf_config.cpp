@@ -34,7 +34,8 @@ void read_activation(const Fields& f, const HfArchitecture& a, const char* key, 
     const auto it = std::find_if(kActivations.begin(), kActivations.end(),
                                  [&](const ActivationAlias& alias) { return alias.hf_name == hf_name; });
     if (it == kActivations.end()) {
-      fail("{}: {} '{}' is not supported; relu, fatrelu, relu2, drelu, silu, gelu and gelu_pytorch_tanh are", f.where(), key, hf_name);
+      fail("{}: {} '{}' is not supported; relu, fatrelu, relu2, drelu, silu, gelu and gelu_pytorch_tanh are", f.where(),
+           key, hf_name);
     }
     c.activation = it->name;
     // Other publishers use this class name for sparse attention, which is not this.

@@ -62,8 +62,8 @@ struct HfConfig {
   QkNorm qk_norm = QkNorm::none;
   bool sinks = false;  // of attention
   Norms norms = Norms::before;
-  bool layer_norm = false;         // norms have a bias
-  bool norms_less_one = false;     // their weights are stored less one
+  bool layer_norm = false;          // norms have a bias
+  bool norms_less_one = false;      // their weights are stored less one
   bool falcon_single_norm = false;  // one norm feeds attention and FFN (Falcon2 11B)
 
   // relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu (relu on both factors), as `hearth.ffn.activation` says it.

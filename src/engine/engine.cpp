@@ -130,7 +130,8 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   act_ = Activations(device_, c, shape);
   const bool long_context = c.long_rope_context > 0 && n_ctx_ > c.long_rope_context;
   kv_ = KvCache(device_, c, pool_->n_pages(), attention_layers(false));
-  context_ = std::make_unique<ForwardContext>(ForwardContext{c, weights_, device_, act_, kv_, thresholds, long_context});
+  context_ =
+      std::make_unique<ForwardContext>(ForwardContext{c, weights_, device_, act_, kv_, thresholds, long_context});
   main_side_ = std::make_unique<MainSide>(*context_, schedule_, rows_, mailbox_.get(), stream_.get(), !head_on_host());
   if (division != nullptr) {
     Device& host = division->host;

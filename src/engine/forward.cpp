@@ -71,8 +71,8 @@ void Forward::join(int64_t l, Half half, float* sum, float* y) const {
 
 void Forward::norm(int64_t l, Half half, const float* x) const {
   const bool ffn = half == Half::ffn;
-  const Input in = input(ffn ? layer(l).ffn_norm : layer(l).attn_norm, x,
-                         ffn ? c_.act.ffn_input(l, shape_.T) : c_.act.normed);
+  const Input in =
+      input(ffn ? layer(l).ffn_norm : layer(l).attn_norm, x, ffn ? c_.act.ffn_input(l, shape_.T) : c_.act.normed);
   if (in.normed()) c_.device.norm(in.norm, in.x, shape_.T, in.act);
 }
 

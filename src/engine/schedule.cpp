@@ -203,7 +203,7 @@ class Simulation {
     if (skips_ && l_.linked) wanted |= kLinked;
     if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
     if (main_.branch) return "a sum is left behind that nothing joins";
-    if (joined_ != (l_.post_norms ? wanted : 0)) return "a half of the layer is added with a wrong norm, or without one";
+    if (joined_ != (l_.post_norms ? wanted : 0)) return "a half of the layer is added without its own norm";
     if (main_.x != wanted) return fmt::format("the layer's parts are {:#x}, expected {:#x}", main_.x, wanted);
     return std::nullopt;
   }
@@ -275,7 +275,8 @@ class Simulation {
 
   bool execute_main(const Step& step) {
     if (const auto* n = std::get_if<Norm>(&step)) return norm(main_, n->half);
-    if (const auto* a = std::get_if<Attend>(&step)) return reads_attention(main_, a->reads) && add_to(main_, kAttention);
+    if (const auto* a = std::get_if<Attend>(&step))
+      return reads_attention(main_, a->reads) && add_to(main_, kAttention);
     if (const auto* p = std::get_if<Predict>(&step)) {
       if (!reads_ffn("the predictor", main_, p->reads)) return false;
       main_.has_neurons = true;

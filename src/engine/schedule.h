@@ -92,9 +92,9 @@ struct Post {
 struct Hint {};  // main: the next layer's predictor on this layer's input
 struct Stream {
   Reads reads;
-};                   // main: += the cold neurons, which visit it
-struct Collect {};   // main: x += the answer
-struct Branch {};    // main: what is added from here on is not added to x, but to a sum of its own, which is zero
+};                  // main: += the cold neurons, which visit it
+struct Collect {};  // main: x += the answer
+struct Branch {};   // main: what is added from here on is not added to x, but to a sum of its own, which is zero
 struct Join {
   Half half;
 };                   // main: x += the post-norm of that sum; what follows is added to x again

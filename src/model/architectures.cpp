@@ -27,11 +27,7 @@ constexpr Architecture kArchitectures[] = {
     {.name = "qwen3moe"},
     {.name = "olmoe"},
     {.name = "glm4moe", .ffn_norm = "post_attention_norm"},
-    {.name = "gpt-oss",
-     .ffn_norm = "post_attention_norm",
-     .window = 128,
-     .window_period = 2,
-     .yarn_truncates = false},
+    {.name = "gpt-oss", .ffn_norm = "post_attention_norm", .window = 128, .window_period = 2, .yarn_truncates = false},
 
     // --- gemma: norms on both sides of each half, windows in most layers ---
     {.name = "gemma2",

@@ -27,7 +27,8 @@ struct Architecture {
   int64_t window = 0;          // attention.sliding_window
   int64_t window_period = 0;   // every so many-th layer sees everything; 0: a window is in all layers
   int64_t no_rope_period = 0;  // every so many-th layer is not rotated; 0: all are
-  double window_rope_base = 0; // RoPE base of layers with a window, without the other layers' scaling; 0: no difference
+  double window_rope_base =
+      0;  // RoPE base of layers with a window, without the other layers' scaling; 0: no difference
 
   // --- scales and caps, where no key says otherwise ---
   bool embedding_by_width = false;  // embeddings are multiplied by sqrt(n_embd)

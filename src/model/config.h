@@ -23,9 +23,7 @@ struct FfnDescription {
   bool gated = true;           // a separate `up` matrix multiplies the activated gate
   bool up_relu = false;        // dReLU
   // A neuron is exactly zero for many tokens, so that skipping it loses nothing.
-  bool sparse() const {
-    return act != Activation::silu && act != Activation::gelu && act != Activation::gelu_tanh;
-  }
+  bool sparse() const { return act != Activation::silu && act != Activation::gelu && act != Activation::gelu_tanh; }
 };
 
 // The activation's name as written in `hearth.ffn.activation`, or what a user may give to override it:
@@ -62,7 +60,7 @@ struct Config {
   int64_t long_rope_context = 0;
   std::vector<LayerAttention> layers;  // [n_layer], or empty: none has anything of its own
   float qk_norm_eps = 1e-5f;
-  float attention_scale = 0.0f;  // of q.k; 0 = 1 / sqrt(head_dim)
+  float attention_scale = 0.0f;                            // of q.k
   float attention_soft_cap = 0.0f, logit_soft_cap = 0.0f;  // c of c tanh(x / c); 0 = none
   // The residual stream is kept divided by `residual_scale` (Granite's multiplier of what each half adds): norms do not
   // see the difference, because norm_eps is divided by its square, and nothing has to be multiplied on the way.
@@ -70,7 +68,7 @@ struct Config {
   float embedding_scale = 1.0f;  // multiplies the embeddings; the division above is part of it
   float logit_scale = 1.0f;      // multiplies the logits; part of the last norm's weights
   bool parallel_block = false;   // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
-  int64_t position_offset = 0;  // OPT: learned positions start at row 2
+  int64_t position_offset = 0;   // OPT: learned positions start at row 2
   bool post_norms = false;       // x += norm(half) for both halves of every layer
   FfnDescription ffn;
 

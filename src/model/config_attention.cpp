@@ -68,7 +68,8 @@ void read_ropes(const KeyReader& keys, const Architecture& arch, Config& c) {
     if (!(rotated ? (*rotated)[static_cast<size_t>(l)] : by_period)) c.layers[static_cast<size_t>(l)].rope = -1;
   }
   if (!keys.has("rope.freq_base_swa") && arch.window_rope_base == 0) return;
-  if (c.long_rope_context > 0) keys.refuse("long RoPE factors beside a base of their own for windows are not supported");
+  if (c.long_rope_context > 0)
+    keys.refuse("long RoPE factors beside a base of their own for windows are not supported");
   c.ropes.push_back({.base = keys.positive("rope.freq_base_swa", arch.window_rope_base)});
   for (LayerAttention& layer : c.layers) {
     if (layer.window > 0 && layer.rope == 0) layer.rope = 1;

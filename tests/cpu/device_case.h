@@ -124,7 +124,7 @@ struct AttentionShape {
   int64_t n_head = 4, n_head_kv = 2, head_dim = 64, window = 0;
   RopeKind rope = RopeKind::none;
   int64_t n_rot = 0;
-  bool norms = false;   // of every head of q and k
+  bool norms = false;  // of every head of q and k
   float soft_cap = 0;
   bool sinks = false;
   bool forked = false;  // all sequences have the first page in common

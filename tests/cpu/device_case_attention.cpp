@@ -233,9 +233,9 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
   std::vector<std::string> runs;
   for (const AttentionRun& r : s.runs) runs.push_back(fmt::format("{} from {}", r.T, r.first_pos));
   Case c;
-  c.name = fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{} cap {} sinks {}", fmt::join(runs, ", "), s.n_head,
-                       s.n_head_kv, s.head_dim, s.window, static_cast<int>(s.rope), s.n_rot, s.norms ? " norms" : "",
-                       s.forked ? " forked" : "", s.soft_cap, s.sinks);
+  c.name = fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{} cap {} sinks {}",
+                       fmt::join(runs, ", "), s.n_head, s.n_head_kv, s.head_dim, s.window, static_cast<int>(s.rope),
+                       s.n_rot, s.norms ? " norms" : "", s.forked ? " forked" : "", s.soft_cap, s.sinks);
   c.limits = limits_for(s.T(), 1, s.n_head * s.head_dim);
   c.limits.n_head = s.n_head;
   c.limits.n_head_kv = s.n_head_kv;

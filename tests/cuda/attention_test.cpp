@@ -17,6 +17,8 @@ struct Shape {
   int64_t n_head = 4, n_head_kv = 2, head_dim = 64, window = 0;
   RopeKind rope = RopeKind::none;
   bool norm = false;
+  float soft_cap = 0;
+  bool sinks = false;
 };
 // New tokens of one sequence, which has first_position in the cache already.
 struct Part {
@@ -28,8 +30,8 @@ struct AttentionCase {
 };
 void PrintTo(const AttentionCase& c, std::ostream* os) {
   const Shape& s = c.shape;
-  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {}:", s.n_head, s.n_head_kv, s.head_dim, s.window,
-                     static_cast<int>(s.rope), s.norm);
+  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {} cap {} sinks {}:", s.n_head, s.n_head_kv, s.head_dim,
+                     s.window, static_cast<int>(s.rope), s.norm, s.soft_cap, s.sinks);
   for (const Part& p : c.parts) *os << fmt::format(" {}+{}", p.first_position, p.n_rows);
 }
 
@@ -84,7 +86,7 @@ class PagedTokens {
     const auto floats = [&](int64_t n) { return std::make_unique<Twin<float>>(ref, gpu, random_floats(rng, n)); };
     n_q_ = shape_.n_head * shape_.head_dim, n_kv_ = shape_.n_head_kv * shape_.head_dim;
     q_ = floats(T_ * n_q_), k_ = floats(T_ * n_kv_), v_ = floats(T_ * n_kv_);
-    q_norm_ = floats(shape_.head_dim), k_norm_ = floats(shape_.head_dim);
+    q_norm_ = floats(shape_.head_dim), k_norm_ = floats(shape_.head_dim), sinks_ = floats(shape_.n_head);
     std::vector<float> freq(static_cast<size_t>(shape_.head_dim));
     for (size_t i = 0; i < freq.size(); ++i) freq[i] = std::pow(0.9f, static_cast<float>(i));
     inv_freq_ = std::make_unique<Twin<float>>(ref, gpu, freq);
@@ -112,6 +114,8 @@ class PagedTokens {
     a.rope = shape_.rope, a.n_rot = shape_.rope == RopeKind::none ? 0 : shape_.head_dim / 8 * 4;
     a.inv_freq = inv_freq_->on(side), a.attention_factor = 1.25f;
     if (shape_.norm) a.q_norm = {q_norm_->on(side), a.head_dim}, a.k_norm = {k_norm_->on(side), a.head_dim};
+    a.soft_cap = shape_.soft_cap;
+    if (shape_.sinks) a.sinks = {sinks_->on(side), a.n_head};
     a.cache = {cache_->on(side), cache_->on(side) + v_offset_, stride_};
     a.rows = {pos_->on(side) + first, slot_->on(side) + first, table_->on(side), pages_stride_, {}};
     if (n > kFewTokens) a.rows.runs = runs_;
@@ -152,7 +156,7 @@ class PagedTokens {
   std::vector<BatchRun> runs_;
   int64_t T_ = 0, max_kv_ = 0, pages_stride_ = 0, v_offset_ = 0, stride_ = 0, n_q_ = 0, n_kv_ = 0;
   size_t q8_bytes_ = 0;
-  std::unique_ptr<Twin<float>> q_, k_, v_, q_norm_, k_norm_, inv_freq_, out_;
+  std::unique_ptr<Twin<float>> q_, k_, v_, q_norm_, k_norm_, sinks_, inv_freq_, out_;
   std::unique_ptr<Twin<f16_t>> cache_;
   std::unique_ptr<Twin<int32_t>> pos_, slot_, table_;
   std::unique_ptr<Twin<uint8_t>> q8_;
@@ -225,6 +229,13 @@ std::vector<AttentionCase> attention_cases() {
     }
     cases.push_back({{4, 2, 80, window, RopeKind::none, false}, {{900, 2}, {0, 1}, {130, 3}}});
     cases.push_back({{4, 2, 256, window, RopeKind::none, false}, {{900, 70}, {0, 1}, {130, 40}}});
+  }
+  for (const int64_t n : {1, 5, 70}) {
+    for (const int64_t first : {0, 200, 1300}) {
+      cases.push_back({{8, 2, 64, 0, RopeKind::neox, false, 1.5f}, {{first, n}}});
+      cases.push_back({{8, 2, 64, 0, RopeKind::neox, false, 0, true}, {{first, n}}});
+      cases.push_back({{16, 8, 256, 100, RopeKind::neox, true, 50.0f, true}, {{first, n}, {3, n}}});
+    }
   }
   for (const int64_t first : {126, 127, 128, 255, 256, 999, 1023, 1024, 2047, 2999}) {
     cases.push_back({{32, 32, 128, 0, RopeKind::interleaved, false}, {{first, 1}}});

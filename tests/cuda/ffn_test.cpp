@@ -38,8 +38,8 @@ TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
 TEST_F(GpuFfnTest, DenseEveryActivation) {
   std::mt19937 rng(2);
   const int64_t n = 203, n_embd = 128;  // a number of neurons that fills no block
-  for (const Activation act :
-       {Activation::relu, Activation::fat_relu, Activation::relu2, Activation::silu, Activation::gelu}) {
+  for (const Activation act : {Activation::relu, Activation::fat_relu, Activation::relu2, Activation::silu,
+                               Activation::gelu, Activation::gelu_tanh}) {
     for (const bool up_relu : {false, true}) {
       for (const int64_t T : {1, 5}) {
         SCOPED_TRACE(fmt::format("act {} up_relu {} T {}", static_cast<int>(act), up_relu, T));

@@ -63,6 +63,25 @@ TEST_F(GpuOpsTest, NormInPlace) {
   EXPECT_LE(relative_error(x.read(kGpu), x.read(kRef)), 32 * kEps);
 }
 
+TEST_F(GpuOpsTest, AddNormScaleAndSoftCap) {
+  std::mt19937 rng(4);
+  for (const int64_t n : {1, 33, 700, 4096}) {
+    constexpr int64_t T = 3;
+    const auto size = static_cast<size_t>(n);
+    const Twin<float> weight(*ref_, *gpu_, random_normal(rng, size));
+    Twin<float> x(*ref_, *gpu_, random_normal(rng, T * size, 3.0f)), y(*ref_, *gpu_, random_normal(rng, T * size)),
+        scaled(*ref_, *gpu_, random_normal(rng, size)), capped(*ref_, *gpu_, random_normal(rng, size, 40.0f));
+    run_twins<float>(*ref_, *gpu_, {&x, &y, &scaled, &capped}, [&](int s, Device& d) {
+      d.add_norm({NormKind::rms, {weight.on(s), n}, {}, 1e-6f, n}, x.on(s), T, y.on(s));
+      d.scale(1.7f, n, scaled.on(s));
+      d.soft_cap(30.0f, n, capped.on(s));
+    });
+    EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), 64 * kEps);
+    EXPECT_LE(relative_error(scaled.read(kGpu), scaled.read(kRef)), kEps);
+    EXPECT_LE(relative_error(capped.read(kGpu), capped.read(kRef)), 8 * kEps);
+  }
+}
+
 // A norm done by the product that reads it. Its result is there all the same.
 TEST_F(GpuOpsTest, NormOnTheWayToAProduct) {
   std::mt19937 rng(8);

@@ -169,7 +169,6 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& m : test::zoo()) {
     if (test::is_todays(m)) all.push_back({m, DType::q8_0});
-    if (m.name == "shared_gemma2") all.push_back({m, DType::f16});  // norms after the halves, divided
     if (!m.name.starts_with("own_")) continue;
     for (const DType t : {DType::f16, DType::q8_0, DType::q4_0}) all.push_back({m, t});
   }

@@ -67,8 +67,8 @@ TEST(Config, WindowsByKeyByPeriodAndByArchitecture) {
   const gguf::Value window = uint32_t{16};
   EXPECT_EQ(windowed(config_of("gemma3", {{"attention.sliding_window", window}})),
             (std::vector<bool>{T, T, T, T, T, F}));
-  EXPECT_EQ(windowed(config_of("gemma3", {{"attention.sliding_window", window},
-                                          {"attention.sliding_window_pattern", uint32_t{3}}})),
+  EXPECT_EQ(windowed(config_of(
+                "gemma3", {{"attention.sliding_window", window}, {"attention.sliding_window_pattern", uint32_t{3}}})),
             (std::vector<bool>{T, T, F, T, T, F}));
   EXPECT_EQ(windowed(config_of("llama", {{"attention.sliding_window", window},
                                          {"attention.sliding_window_pattern", flags({F, T, T, F, F, T})}})),
@@ -98,10 +98,9 @@ TEST(Config, RopeByLayer) {
 }
 
 TEST(Config, ScalesAndCaps) {
-  const Config granite = config_of("granite", {{"embedding_scale", 12.0f},
-                                               {"residual_scale", 0.25f},
-                                               {"logit_scale", 8.0f},
-                                               {"attention.scale", 0.5f}});
+  const Config granite = config_of(
+      "granite",
+      {{"embedding_scale", 12.0f}, {"residual_scale", 0.25f}, {"logit_scale", 8.0f}, {"attention.scale", 0.5f}});
   EXPECT_FLOAT_EQ(granite.embedding_scale, 48);
   EXPECT_FLOAT_EQ(granite.norm_eps, 16e-6f);
   EXPECT_FLOAT_EQ(granite.logit_scale, 0.125f);
@@ -124,7 +123,8 @@ TEST(Config, ContradictionsAreRefused) {
   };
   const gguf::Value yarn = std::string("yarn");
   const std::vector<Case> cases = {
-      {"gemma2", {{"attention.sliding_window_pattern", flags({T, F})}},
+      {"gemma2",
+       {{"attention.sliding_window_pattern", flags({T, F})}},
        "gemma2.attention.sliding_window_pattern has 2 entries, expected one for each of 6 layers"},
       {"gemma2", {{"attention.sliding_window_pattern", uint32_t{0}}}, "sliding_window_pattern is 0, expected 1 to"},
       {"gemma2", {{"attention.sliding_window", int32_t{-4}}}, "gemma2.attention.sliding_window is -4, expected 0"},
@@ -135,7 +135,8 @@ TEST(Config, ContradictionsAreRefused) {
       {"granite", {{"logit_scale", INFINITY}}, "granite.logit_scale is inf, expected a positive number"},
       {"qwen3", {{"rope.scaling.type", yarn}}, "qwen3.rope.scaling.factor"},
       {"qwen3", {{"rope.scaling.type", yarn}, {"rope.scaling.factor", 0.5f}}, "expected 1 or more"},
-      {"qwen3", {{"rope.scaling.type", yarn}, {"rope.scaling.factor", 4.0f}},
+      {"qwen3",
+       {{"rope.scaling.type", yarn}, {"rope.scaling.factor", 4.0f}},
        "qwen3.rope.scaling.original_context_length"},
       {"qwen3", {{"rope.scaling.type", std::string("longrope")}}, "needs the tensor rope_factors_long.weight"},
       {"qwen3", {{"rope.scaling.type", std::string("ntk")}}, "RoPE scaling 'ntk' is not supported"},

@@ -18,11 +18,16 @@ using convert::Json;
 using convert::RopeScaling;
 
 Json config_of(const char* architecture) {
-  return {{"architectures", {architecture}}, {"hidden_size", 64},
-          {"intermediate_size", 96},         {"num_hidden_layers", 6},
-          {"num_attention_heads", 4},        {"num_key_value_heads", 2},
-          {"head_dim", 16},                  {"max_position_embeddings", 512},
-          {"rms_norm_eps", 1e-6},            {"norm_eps", 1e-6},
+  return {{"architectures", {architecture}},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"num_hidden_layers", 6},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"head_dim", 16},
+          {"max_position_embeddings", 512},
+          {"rms_norm_eps", 1e-6},
+          {"norm_eps", 1e-6},
           {"vocab_size", 100}};
 }
 HfConfig parse(const Json& config) {
@@ -80,8 +85,8 @@ TEST(ConvertAttention, Phi3LongFactors) {
 
 TEST(ConvertAttention, Yarn) {
   Json json = config_of("Qwen3ForCausalLM");
-  json["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 8}, {"original_max_position_embeddings", 64},
-                             {"truncate", false}};
+  json["rope_parameters"] = {
+      {"rope_type", "yarn"}, {"factor", 8}, {"original_max_position_embeddings", 64}, {"truncate", false}};
   const HfConfig c = parse(json);
   EXPECT_EQ(c.rope.kind, RopeScaling::Kind::yarn);
   EXPECT_FALSE(c.rope.truncate);

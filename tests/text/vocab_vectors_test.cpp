@@ -86,7 +86,8 @@ TEST_P(PreTokenizerVectors, EqualToHuggingFace) {
 
 INSTANTIATE_TEST_SUITE_P(, PreTokenizerVectors,
                          testing::Values("gpt-2", "llama-bpe", "qwen2", "falcon", "starcoder", "bloom",
-                                         "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "seed-coder", "viking"),
+                                         "deepseek-coder", "deepseek-llm", "deepseek-v3", "tekken", "gpt-4o",
+                                         "seed-coder", "qwen35", "viking"),
                          [](const auto& param_info) {
                            std::string name = param_info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
