@@ -135,8 +135,8 @@ class CpuDevice final : public HostDevice {
     bool near = false;  // Candidates::near
   };
   Candidates candidates(int64_t n, const int32_t* listed, Dealt dealt) const;
-  // Of n neurons, `listed` or the first: few, or those whose rows fetch() brought near the threads, unless it brought
-  // too different ones.
+  // FFNs of n neurons, `listed` or the first: few, or those whose rows fetch() brought near the threads, unless it
+  // brought too different ones.
   Dealt deal(const FfnShard& shard, int64_t n, const int32_t* listed);
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
@@ -230,7 +230,7 @@ class CpuDevice final : public HostDevice {
   }
   // While a list is awaited, where somebody says that it is (fetch_input()), or else when the next one is dealt.
   void learn_parts();
-  // Of what shard fetch() was called last, for which neurons, and with which id each thread's part began.
+  // The shard that fetch() was called for last, its neurons, and the id with which each thread's part began.
   const void* fetched_ = nullptr;
   std::vector<int32_t> foreseen_, fetched_ids_;
   // Brings a thread's part of their rows, from where it last stopped, until `stop`.

@@ -229,7 +229,7 @@ int64_t CpuDevice::ffn_candidates(const FfnShard& s, const SparseArgs& sparse, A
   const int64_t n_embd = s.down_t.cols, threads = team_.size(), most_lanes = sparse_lanes(c.n);
   float* sums = scratch(lanes_, kSparseLanes * n_embd);
   const DownShares shares{n_embd, column_unit(s.down_t.type), ends_};
-  // Of short lists, every thread puts the finds together for itself.
+  // Every thread puts the finds of a short list together for itself.
   const bool direct = c.n_pieces <= threads && 2 * static_cast<size_t>(c.n) <= thread_floats_;
   timed_ = c.begins != nullptr && c.n >= kLearntRows * threads;
   const auto now = [&] { return timed_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{}; };

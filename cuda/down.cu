@@ -119,7 +119,7 @@ struct TileSum {
     }
     return v;
   }
-  // Of the tile: thread j's, after total().
+  // Thread j's column of the tile, after total().
   static __device__ __forceinline__ int column(int j) {
     int first = 0, n = kWeights;
     for (int o = kWarp / 2; o >= kLanes; o /= 2) {

@@ -63,7 +63,7 @@ struct ListBlock {
   using F = Format<D>;
   static constexpr int kWords = std::max(kSlotWords<D>, kSlotWords<DDown>);
   static constexpr int kBatch = kMaxBatch / kChunks;
-  // Of a share of up to so many batches all rows are asked for at once: it takes as long as memory takes to answer
+  // All rows of a share of up to so many batches are asked for at once: it takes as long as memory takes to answer
   // twice, one after the other, and rows in vain cost less than the second time. Larger rows stand in each other's way.
   static constexpr int kShortBatches = F::kQuantized ? 2 * kStages : 1;
   const ListKernelArgs& a;
@@ -431,7 +431,7 @@ DType row_type(const FfnShard& s, bool reads_gate) {
 int64_t list_blocks(const Gpu& gpu) {
   return gpu.multiprocessors;
 }
-// Of those, the ones that read neurons in host memory.
+// Those blocks that read neurons in host memory.
 int link_blocks(const Gpu& gpu) {
   return std::clamp(static_cast<int>(list_blocks(gpu)) / 8, 1, kMaxLinkBlocks);
 }

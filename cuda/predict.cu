@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeldChunks = 16;  // of a thread, in flight together
 constexpr int kMaxRows = 32;     // of a block; with fc2 a word of the mask
-// Of a hint's block, in shared memory: the sparse FFN's block of f16 rows leaves 24 KiB.
+// Shared memory of a hint's block: the sparse FFN's block of f16 rows leaves 24 KiB.
 constexpr size_t kMostBesideBytes = 16 << 10;
 
 // A multiprocessor's, by registers: with four, one has room beside the sparse FFN's.

@@ -28,7 +28,7 @@ __device__ __forceinline__ int warp_sum(int v) {
   return v;
 #endif
 }
-// Of values that are not negative: their bits are ordered as they are.
+// Bits of values that are not negative are ordered as the values are.
 __device__ __forceinline__ float warp_max_magnitude(float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fabsf(v))));

@@ -374,7 +374,7 @@ void add_common(CLI::App& sub, Options& o, const char* tokens) {
   add_logging_options(sub, o.quiet, o.verbose);
 }
 
-// Of what predictors are made for.
+// Flags that say what predictors are made for.
 void add_activity(CLI::App& sub, Options& o) {
   sub.add_option("--sparse-threshold", o.threshold, "A neuron is active when |act(gate)| exceeds this")
       ->check(CLI::NonNegativeNumber)

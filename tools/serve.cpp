@@ -70,7 +70,7 @@ void read_keys(ServeOptions& o) {
   if (o.server.api_keys.empty()) fail("'{}' has no API key; one a line was expected", o.key_file);
 }
 
-// Of a divided model, by layer: the share of its neurons on the GPU.
+// The share of a divided model's neurons on the GPU, by layer.
 serve::Json plan_json(Session& session) {
   if (!session.planned()) return nullptr;
   const double n_ff = static_cast<double>(session.engine().config().n_ff);

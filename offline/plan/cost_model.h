@@ -53,7 +53,7 @@ struct CostModel {
   // gathered by id.
   double gpu_dense_efficiency = 0.85, gpu_sparse_efficiency = 0.6, gpu_predictor_efficiency = 0.75;
   double cpu_dense_efficiency = 0.8, cpu_sparse_efficiency = 0.65;
-  // Of the link, by rows that the GPU gathers from host memory itself, and the share of the cold rows that it is given
+  // The link's rate, by rows that the GPU gathers from host memory itself, and the share of the cold rows that it is given
   // (nullopt: as much as it reads while the CPU reads the others and hands its sum over, or all if that is sooner).
   double link_efficiency = 0.55;
   std::optional<double> link_share;

@@ -33,7 +33,7 @@ constexpr std::array kMixes = {
 // What a tensor is for the rules.
 enum class Part { embedding, head, attn_v, attn_k, attn_output, down, experts, other };
 
-// Of Falcon alone, or of every other model.
+// A rule of Falcon alone, or of every other model.
 enum class Arch { any, falcon, not_falcon };
 
 // What else must hold. Layer i of n counts the layers that have such a tensor.
@@ -116,7 +116,7 @@ bool same_name(std::string_view a, std::string_view b) {
       a, b, {}, [](unsigned char c) { return std::tolower(c); }, [](unsigned char c) { return std::tolower(c); });
 }
 
-// Of "blk.N. ...", else -1.
+// N of "blk.N. ...", else -1.
 int64_t layer_of(std::string_view name) {
   int64_t layer = -1;
   if (name.starts_with("blk.")) std::from_chars(name.data() + 4, name.data() + name.size(), layer);

@@ -40,7 +40,7 @@ struct QuantizeOptions {
   FileType type = DType::q8_0;          // of 2-D (and higher) *.weight tensors; norms, biases and vectors become f32
   std::optional<DType> embedding_type;  // of token_embd.weight; what `type` says when absent
   std::optional<DType> head_type;       // of output.weight; an Error when the model's head is tied to the embedding
-  // Of blk.N.fc1.weight and fc2.weight, the predictors of PowerInfer's files and of sidecars. When absent, `type` where
+  // For blk.N.fc1.weight and fc2.weight, the predictors of PowerInfer's files and of sidecars. When absent, `type` where
   // that has 8 bits or more. Otherwise q8_0, or what they are where that has fewer bits already: thresholds are kept,
   // and predictors rounded to four bits would miss more of the active neurons.
   std::optional<DType> predictor_type;

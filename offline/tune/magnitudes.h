@@ -40,7 +40,7 @@ class ThresholdCounts {
   void add(const float* activation, const float* value, const float* down_norms, int64_t begin, int64_t end);
   void add_tokens(int64_t n) { tokens_ += static_cast<uint64_t>(n); }
 
-  // Of threshold k: the tokens for which each neuron exceeds it, [n_ff], and their share of all.
+  // The tokens for which each neuron exceeds threshold k, [n_ff], and their share of all.
   std::vector<uint64_t> active(size_t k) const;
   std::vector<double> frequencies(size_t k) const;
   double density(size_t k) const;

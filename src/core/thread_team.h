@@ -58,7 +58,7 @@ class ThreadTeam {
     // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
     // round, nor after a `direct` one.
     FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;
-    // Of a round with as many pieces as threads at most: nobody calls between() after it, nor waits. Each thread goes
+    // A round has at most as many pieces as threads: nobody calls between() after it, nor waits. Each thread goes
     // on with the next round at once, whose work waits for the pieces that it needs (wait_pieces()).
     bool direct = false;
     int64_t pieces() const { return (n + grain - 1) / grain; }

@@ -77,7 +77,7 @@ class Engine {
   // Throws Error when an id is out of range, a context would overflow, or the KV cache is full; then nothing has
   // changed.
   void eval(const Batch& batch);
-  // Of the last evaluation: the logits [n_vocab] of a row that wanted them, valid until the next call of this or eval();
+  // The last evaluation's logits [n_vocab] of a row that wanted them, valid until the next call of this or eval();
   // and the most likely next token, found on the device where that has them.
   std::span<const float> logits(int64_t row);
   int32_t best(int64_t row);

@@ -32,7 +32,7 @@ const char* to_string(Sparsity sparsity);
 // One layer. A neuron is in exactly one state:
 //   in gpu_bucket   gate, up and down rows on the GPU (hot)
 //   elsewhere       all rows on the CPU (cold)
-// Of the cold ones, the GPU computes those in gpu_linked: it reads their rows from host memory, over the link.
+// The GPU computes the cold ones in gpu_linked: it reads their rows from host memory, over the link.
 struct LayerPlacement {
   Where attention = Where::cpu;  // wq, wk, wv, wo, their biases, and the layer's KV cache
   Selection selection = Selection::gate;

@@ -47,7 +47,7 @@ class ProfilingDevice final : public ForwardingDevice {
   std::vector<Row> rows();
   // Seconds by Part.
   std::array<double, kParts> parts();
-  // Of Part::ffn, what ran between a hand-off and the wait for its answer.
+  // The share of Part::ffn that ran between a hand-off and the wait for its answer.
   double ffn_beside_hand_offs();
   void reset();
 

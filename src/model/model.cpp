@@ -47,7 +47,7 @@ class Binder {
   }
   Vector optional_vector(const std::string& name, int64_t n) { return has(name) ? vector(name, n) : Vector{}; }
 
-  // Of a layer: none where the description names none.
+  // A layer's norm; none where the description names none.
   Norm norm(const std::string& layer, std::string_view name) {
     return name.empty() ? Norm{} : norm(layer + std::string(name));
   }
@@ -168,7 +168,7 @@ class Binder {
     l.sinks = optional_vector(p + "attn_sinks.weight", c.n_head);
   }
 
-  // Of every head, or of all at once.
+  // The norm of every head, or of all at once.
   Vector head_norm(const std::string& name, int64_t all) {
     if (!has(name)) return {};
     return vector(name, require(name).cols() == all ? all : m_.config_.head_dim);

@@ -11,7 +11,7 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-// Of the drawn token and the likeliest others: log of the softmax over logits.
+// Log of the softmax over logits, for the drawn token and the likeliest others.
 void add_probabilities(std::span<const float> logits, int32_t id, int n_top, Piece& piece) {
   const float most = *std::max_element(logits.begin(), logits.end());
   double total = 0;

@@ -126,7 +126,7 @@ class Tokenizer::SpecialTokens {
 Tokenizer::Tokenizer(Vocab vocab) : vocab_(std::move(vocab)) {
   ids_.reserve(vocab_.tokens.size());
   for (int32_t id = 0; id < vocab_.size(); ++id) {
-    // Of two tokens with one text the later is used, as in llama.cpp.
+    // The later of two tokens with one text is used, as in llama.cpp.
     if (!vocab_.tokens[id].text.empty()) ids_[vocab_.tokens[id].text] = id;
   }
   special_ = std::make_unique<SpecialTokens>(vocab_);

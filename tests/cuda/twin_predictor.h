@@ -44,7 +44,7 @@ class TwinPredictor {
     p.relu = shape_.relu, p.fc2 = fc2_.on(s), p.threshold = {threshold_.on(s), shape_.n};
     return p;
   }
-  // Of the neurons in [begin, end), numbered from begin.
+  // The named ones of neurons [begin, end), numbered from begin.
   std::vector<int32_t> named(int64_t begin, int64_t end) const {
     std::vector<int32_t> ids;
     for (int64_t k = begin; k < end; ++k) {

@@ -27,7 +27,7 @@ class Goldens : public testing::TestWithParam<test::ZooModel> {
     for (const auto& d : devices_)
       engines_.push_back(std::make_unique<engine::Engine>(*model_, *d, engine::EngineOptions{}));
   }
-  // Of the recorded logits, which had an unrounded KV cache: measured for this prompt.
+  // The recorded logits had an unrounded KV cache: its rounding is measured for this prompt.
   double tolerance(const test::Golden& g) const {
     const test::Script prompt{g.ids, {static_cast<int64_t>(g.ids.size())}};
     const test::ErrorLimits limits(path_, prompt, test::kCpuArithmetic, {}, 1.0 / 3);

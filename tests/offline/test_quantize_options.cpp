@@ -115,7 +115,7 @@ TEST_F(QuantizeWith, EveryTypeAndMixRoundTrips) {
     for (size_t i = 0; i < source.size(); ++i) {
       error += std::pow(result[i] - source[i], 2), square += std::pow(source[i], 2);
     }
-    // Of b bits with sign, normal values have a relative error of about 2.7 * 2^-b: 2 bits 0.34, 3 bits 0.19.
+    // Normal values of b bits with sign have a relative error of about 2.7 * 2^-b: 2 bits 0.34, 3 bits 0.19.
     const double bits = 8.0 * t.block_bytes / t.block_size;
     EXPECT_LT(std::sqrt(error / square), t.block_size > 1 ? 1.35 * std::exp2(2 - bits) : 0.005);
     EXPECT_EQ(file.require<uint32_t>("general.file_type"), t.file_type);

@@ -83,7 +83,7 @@ inline double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Of one run from another, relative to the rms of the other's logits.
+// One run's deviation from another, relative to the rms of the other's logits.
 struct Deviation {
   std::vector<double> worst;  // of each step
   double rms = 0;             // over all steps

@@ -30,7 +30,7 @@ struct ZooModel {
   friend void PrintTo(const ZooModel& z, std::ostream* out) { *out << z.name; }
 };
 
-// Of the shared material: today's dense architectures.
+// Today's dense architectures in the shared material.
 inline constexpr const char* kTodays[] = {"gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite", "nemotron"};
 inline bool is_todays(const ZooModel& model) {
   return std::any_of(std::begin(kTodays), std::end(kTodays),

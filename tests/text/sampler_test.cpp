@@ -115,7 +115,7 @@ TEST(Sampler, TopPKeepsTheBestUntilTheirShareIsReached) {
 }
 
 TEST(Sampler, TopPComesAfterTopKAndBeforeTemperature) {
-  // Of the best three, two have more than 0.8. A temperature of 10 before top-p would keep all three.
+  // Two of the best three have more than 0.8. A temperature of 10 before top-p would keep all three.
   SamplerParams params = plain(8);
   params.top_k = 3;
   params.top_p = 0.8f;

@@ -54,7 +54,7 @@ class TuneProgram : public ::testing::Test {
     EXPECT_EQ(o.status, 0) << o.err;
     return json::parse(o.out);
   }
-  // Of the validation text, as `hearth perplexity` finds it.
+  // Perplexity of the validation text, as `hearth perplexity` finds it.
   static double perplexity(const std::string& model, const std::string& threshold) {
     const Outcome o =
         run({"perplexity", "-m", file(model), "-f", file("validation.txt"), "--window", "32", "--json",
