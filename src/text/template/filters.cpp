@@ -232,16 +232,13 @@ Value map(Interpreter& in, const Value& v, const Arguments& a) {
 // select, reject (by_attribute false) and selectattr, rejectattr.
 template <bool by_attribute, bool wanted>
 Value chosen(Interpreter& in, const Value& v, const Arguments& a) {
-  Arguments rest = a;
-  const auto take = [&]() -> Value {
-    if (rest.positional.empty()) return nullptr;
-    Value first = rest.positional.front();
-    rest.positional.erase(rest.positional.begin());
-    return first;
-  };
-  const Value attribute = by_attribute ? take() : Value();
-  if (by_attribute && attribute.is_none()) fail("selectattr and rejectattr need an attribute's name");
-  const Value test = take();
+  const size_t n_names = by_attribute ? 1 : 0, n = a.positional.size();
+  if (n < n_names) fail("selectattr and rejectattr need an attribute's name");
+  const Value attribute = n_names > 0 ? a.positional[0] : Value(nullptr);
+  const Value test = n > n_names ? a.positional[n_names] : Value(nullptr);
+  Arguments rest;  // the test's own
+  rest.named = a.named;
+  for (size_t i = n_names + 1; i < n; ++i) rest.positional.push_back(a.positional[i]);
   if (!v.truth()) return List{};  // none, too
   List out;
   for (const Value& item : in.items(v)) {
