@@ -44,6 +44,7 @@ HEARTH_SIMD F erf(F x) {
   return if_greater(zero(), x, sub(zero(), y), y);
 }
 
+constexpr int kClampedSilu = 5;  // hearth::Activation
 HEARTH_SIMD F activate_vector(int act, F threshold, F z) {
   switch (act) {
     case 0:
@@ -54,8 +55,12 @@ HEARTH_SIMD F activate_vector(int act, F threshold, F z) {
       return if_greater(z, zero(), mul(z, z), zero());  // relu2
     case 3:
       return div(z, add(set1(1.0f), exp(sub(zero(), z))));  // silu
-    default:
+    case 4:
       return mul(mul(set1(0.5f), z), add(set1(1.0f), erf(mul(z, set1(0.70710678118654752f)))));  // gelu
+    default: {  // clamped_silu
+      const F x = if_greater(z, threshold, threshold, z);
+      return div(x, add(set1(1.0f), exp(mul(x, set1(-1.702f)))));
+    }
   }
 }
 
@@ -66,6 +71,10 @@ void activate(int act, float threshold, const float* z, const float* up, bool up
         if (up != nullptr) {
           F u = get(up + i, k);
           if (up_relu) u = if_greater(u, zero(), u, zero());
+          if (act == kClampedSilu) {
+            const F low = set1(-threshold), high = set1(threshold);
+            u = add(if_greater(u, high, high, if_greater(low, u, low, u)), set1(1.0f));
+          }
           v = mul(v, u);
         }
         put(value + i, v, k);

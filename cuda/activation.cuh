@@ -16,6 +16,10 @@ __device__ __forceinline__ float activate(Activation act, float threshold, float
       return z / (1.0f + expf(-z));
     case Activation::gelu:
       return 0.5f * z * (1.0f + erff(z * 0.70710678f));
+    case Activation::clamped_silu: {
+      const float x = z > threshold ? threshold : z;
+      return x / (1.0f + expf(-kClampedSiluAlpha * x));
+    }
   }
   return 0.0f;
 }
@@ -33,6 +37,7 @@ struct NeuronArgs {
   }
   __device__ __forceinline__ float up(float z, int64_t k) const {
     const float u = up_bias != nullptr ? z + up_bias[k] : z;
+    if (act == Activation::clamped_silu) return (u > threshold ? threshold : u < -threshold ? -threshold : u) + 1.0f;
     return up_relu ? fmaxf(u, 0.0f) : u;
   }
 };

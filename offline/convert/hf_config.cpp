@@ -33,6 +33,9 @@ constexpr std::array kArchitectures = {
     Architecture{"ArceeForCausalLM", "arcee", Family::llama, true, false, false, false, false},
     Architecture{"Qwen2ForCausalLM", "qwen2", Family::llama, false, true, true, false, false},
     Architecture{"Qwen3ForCausalLM", "qwen3", Family::llama, false, true, false, true, false},
+    Architecture{"MixtralForCausalLM", "llama", Family::llama, true, true, false, false, false},
+    Architecture{"Qwen2MoeForCausalLM", "qwen2moe", Family::llama, false, true, true, false, false},
+    Architecture{"Qwen3MoeForCausalLM", "qwen3moe", Family::llama, false, true, false, true, false},
     Architecture{"OPTForCausalLM", "opt", Family::opt, false, false, true, false, false},
     Architecture{"FalconForCausalLM", "falcon", Family::falcon, false, false, false, false, false},
 };
@@ -176,9 +179,7 @@ void read_llama_family(const Fields& f, const Json& config, const Architecture& 
   c.output_bias = f.flag("attention_bias", false);
   c.qkv_bias = c.qkv_bias || c.output_bias;
   c.ffn_bias = f.flag("mlp_bias", false);
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
-    refuse_if(f.integer(key, 0, kMaxDim).value_or(0) > 0, f, "a mixture of experts", "dense FFNs are");
-  }
+  c.experts = read_hf_experts(f, a.hf_name);
   read_sliding_window(f, config, c);
   read_activation(f, a, "hidden_act", "silu", ffn, c);
 }
@@ -329,6 +330,7 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
   u32("feed_forward_length", c.n_ff);
   u32("attention.head_count", c.n_head);
   u32("attention.head_count_kv", c.n_head_kv);
+  write_experts(c.experts, p, writer);
   if (c.explicit_head_dim) {
     u32("attention.key_length", c.head_dim);
     u32("attention.value_length", c.head_dim);

@@ -25,6 +25,10 @@ float NeuronRule::activate(float z) const {
       return z / (1 + std::exp(-z));
     case Activation::gelu:
       return 0.5f * z * (1 + std::erf(z * 0.70710678f));
+    case Activation::clamped_silu: {
+      const float x = std::min(z, act_threshold);
+      return x / (1 + std::exp(-kClampedSiluAlpha * x));
+    }
   }
   HEARTH_CHECK(false);
   return 0;

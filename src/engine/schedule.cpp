@@ -13,7 +13,8 @@ bool brings_neurons(Letter letter) {
   return letter == Letter::x_and_neurons || letter == Letter::ffn_input_and_neurons;
 }
 bool brings_input(Letter letter) {
-  return letter == Letter::ffn_input || letter == Letter::ffn_input_and_neurons;
+  return letter == Letter::ffn_input || letter == Letter::ffn_input_and_neurons ||
+         letter == Letter::ffn_input_and_experts;
 }
 
 // Compiles one layer. The members are what follows from the facts and the kind of batch.
@@ -71,18 +72,48 @@ class Compiler {
 
   void whole_on_host() {
     main(Post{Letter::x}), main(Collect{});
-    host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(AddInput{});
-    host_ffn(Letter::x);
+    host(Take{Letter::x});
+    if (l_.early_router) host(Route{Reads::residual});
+    host(Attend{Reads::norm_of_x}), host(AddInput{});
+    l_.experts ? host_experts() : host_ffn(Letter::x);
     host(Answer{});
   }
 
   void attention_first() {
+    if (l_.early_router && l_.main_routes) main(Route{Reads::residual});
     if (!l_.host_attends) return main(Attend{Reads::norm_of_x});
     main(Post{Letter::x}), main(Collect{});
     host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(Answer{});
   }
 
+  // The host's part of a layer whose experts it chooses itself, from x.
+  void host_experts() {
+    if (!l_.early_router) host(Route{Reads::norm_of_x});
+    host(Experts{l_.early_router ? Reads::norm_of_x : Reads::normed});
+  }
+
+  // The side that chooses tells the other: a choice made twice might differ by a rounding.
+  void experts_second() {
+    if (!l_.main_routes) {
+      main(Post{Letter::x}), main(Collect{});
+      host(Take{Letter::x});
+      host_experts();
+      return host(Answer{});
+    }
+    if (!l_.early_router) {
+      main(Route{ffn_input()});
+    } else if (asks_) {
+      main(Norm{Half::ffn}), made_ = true;
+    }
+    if (asks_) main(Post{Letter::ffn_input_and_experts});
+    if (l_.hot) main(Experts{ffn_input()});
+    if (!asks_) return;
+    main(Collect{});
+    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed}), host(Answer{});
+  }
+
   void ffn_second() {
+    if (l_.experts) return experts_second();
     const Letter letter = begin_hand_off(asks_);
     main_ffn();
     if (!asks_) return;
@@ -198,7 +229,7 @@ class Simulation {
   struct Side {
     Parts x = 0;
     std::optional<Parts> attention_in, ffn_in;
-    bool has_neurons = false;
+    bool has_neurons = false, has_experts = false;
   };
 
   bool fail(std::string why) {
@@ -232,8 +263,20 @@ class Simulation {
     return true;
   }
 
+  bool route(Side& side, Reads how) {
+    const bool early = how == Reads::residual;
+    if (early != l_.early_router) return fail("the router reads x at the wrong end of the attention");
+    if (early ? !reads("the router", side, side.ffn_in, how, 0) : !reads_ffn("the router", side, how)) return false;
+    return side.has_experts = true;
+  }
+  bool experts(Side& side, Reads how) {
+    if (!side.has_experts) return fail("experts are computed that nobody chose");
+    return reads_ffn("the experts", side, how);
+  }
+
   bool post(Letter letter) {
     if (outstanding_) return fail("a second hand-off begins before the first is answered");
+    if (letter == Letter::ffn_input_and_experts && !main_.has_experts) return fail("experts are posted that nobody chose");
     if (brings_neurons(letter) && !main_.has_neurons) return fail("neurons are posted that nobody has found");
     if (brings_input(letter) && !main_.ffn_in) return fail("an input is posted that nobody has made");
     posted_ = letter, outstanding_ = true;
@@ -263,6 +306,8 @@ class Simulation {
       if (!reads_ffn("the main device's FFN", main_, f->reads) || !has_neurons(main_, *f)) return false;
       return add(main_.x, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
     }
+    if (const auto* r = std::get_if<Route>(&step)) return route(main_, r->reads);
+    if (const auto* e = std::get_if<Experts>(&step)) return experts(main_, e->reads) && add(main_.x, kHot);
     if (const auto* p = std::get_if<Post>(&step)) {
       return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
     }
@@ -289,6 +334,7 @@ class Simulation {
       } else {
         host_.x = posted_parts_;
       }
+      host_.has_experts = t->letter == Letter::ffn_input_and_experts;
       brought_ = posted_parts_, neurons_left_ = brings_neurons(t->letter);
       taken_ = true, posted_.reset(), answer_ = 0, published_ = false;
       return true;
@@ -309,6 +355,8 @@ class Simulation {
       published_ = f->hands_over;
       return reads_ffn("the host's FFN", host_, f->reads) && has_neurons(host_, *f) && add(answer_, kCold);
     }
+    if (const auto* r = std::get_if<Route>(&step)) return route(host_, r->reads);
+    if (const auto* e = std::get_if<Experts>(&step)) return experts(host_, e->reads) && add(answer_, kCold);
     if (std::holds_alternative<AddInput>(step)) {
       host_.x = brought_ | answer_;
       return true;
@@ -341,6 +389,8 @@ const char* to_string(Letter letter) {
       return "x, neurons";
     case Letter::ffn_input_and_neurons:
       return "FFN input, neurons";
+    case Letter::ffn_input_and_experts:
+      return "FFN input, experts";
   }
   return "?";
 }
@@ -388,6 +438,8 @@ std::string to_string(const Step& step) {
                      : fmt::format("predict({})", to_string(p.reads));
     }
     std::string operator()(const Ffn& f) const { return describe(f); }
+    std::string operator()(const Route& r) const { return fmt::format("route({})", to_string(r.reads)); }
+    std::string operator()(const Experts& e) const { return fmt::format("experts({})", to_string(e.reads)); }
     std::string operator()(const Post& p) const { return fmt::format("post({})", to_string(p.letter)); }
     std::string operator()(const Hint&) const { return "hint"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
@@ -417,6 +469,13 @@ void check_facts(std::span<const LayerFacts> layers) {
     };
     const bool predicts = l.selection == Selection::predictor;
     require(l.hot || l.cold, "no device has its neurons");
+    require(l.experts || (!l.main_routes && !l.early_router), "a router without experts");
+    require(!l.experts || (!l.parallel && l.selection == Selection::all && !l.streamable),
+            "a mixture of experts beside the attention, with predictors or streamed");
+    require(!l.experts || l.main_routes || !l.hot, "the CPU chooses the experts, and some of them are on the GPU");
+    require(!l.main_routes || l.hot || !l.host_attends, "the GPU chooses the experts of a layer of which it has nothing");
+    require(!l.early_router || l.main_routes || l.host_attends,
+            "the router reads what is before the attention, which is on the GPU, and the CPU chooses");
     require(!predicts || l.main_predicts || !l.hot, "its predictor is on the CPU, and some of its neurons on the GPU");
     require(!l.linked || (l.hot && l.cold && predicts && l.main_predicts),
             "rows are read over the link, and no predictor on the GPU names them beside others");

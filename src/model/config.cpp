@@ -24,6 +24,8 @@ constexpr std::array kArchs = {
     ArchTraits{"bamboo", NormKind::rms, RopeKind::interleaved, "drelu", "drelu", false, 0},
     ArchTraits{"qwen2", NormKind::rms, RopeKind::neox, "silu", "relu", false, 0},
     ArchTraits{"qwen3", NormKind::rms, RopeKind::neox, "silu", "relu", false, 0},
+    ArchTraits{"qwen2moe", NormKind::rms, RopeKind::neox, "silu", "silu", false, 0},
+    ArchTraits{"qwen3moe", NormKind::rms, RopeKind::neox, "silu", "silu", false, 0},
     ArchTraits{"opt", NormKind::layer, RopeKind::none, "relu", "relu", false, 2},
     ArchTraits{"falcon", NormKind::layer, RopeKind::neox, "gelu", "relu", true, 0},
     ArchTraits{"arcee", NormKind::rms, RopeKind::interleaved, "relu2", "relu2", false, 0},
@@ -61,6 +63,8 @@ std::string family_name(const FfnDescription& f) {
       return f.gated ? "SwiGLU" : "SiLU";
     case Activation::gelu:
       return f.gated ? "GeGLU" : "GELU";
+    case Activation::clamped_silu:
+      return "clamped SwiGLU";
   }
   return "?";
 }
@@ -109,13 +113,14 @@ ActivationName parse_activation(std::string_view name) {
   if (name == "relu2") return {Activation::relu2, false};
   if (name == "silu") return {Activation::silu, false};
   if (name == "gelu") return {Activation::gelu, false};
+  if (name == "clamped_silu") return {Activation::clamped_silu, false};
   if (name == "drelu") return {Activation::relu, true};
-  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu or drelu", name);
+  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu, clamped_silu or drelu", name);
 }
 
 FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::string>& override_activation) {
   FfnDescription f;
-  f.gated = file.find_tensor("blk.0.ffn_gate.weight") != nullptr;
+  f.gated = file.find_tensor("blk.0.ffn_gate.weight") != nullptr || has_gated_experts(file);
   if (override_activation) {
     f.activation = *override_activation;
     f.reason = "as asked on the command line";
@@ -139,6 +144,14 @@ FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::str
            f.act_threshold);
     }
   }
+  if (f.act == Activation::clamped_silu) {
+    if (!f.gated) fail("'{}': clamped_silu needs gate tensors, and there are none", file.path().string());
+    f.act_threshold = file.get<float>("hearth.ffn.activation_threshold").value_or(7.0f);  // gpt-oss
+    if (!std::isfinite(f.act_threshold) || f.act_threshold <= 0) {
+      fail("'{}': hearth.ffn.activation_threshold is {}, expected a positive number", file.path().string(),
+           f.act_threshold);
+    }
+  }
   f.reason += f.gated ? "; ffn_gate is there" : "; there is no ffn_gate";
   f.family = family_name(f);
   return f;
@@ -156,7 +169,12 @@ Config read_config(const gguf::File& file, const std::optional<std::string>& ove
   c.position_offset = a.position_offset;
   c.n_layer = dimension(file, p + "block_count", 4096);
   c.n_embd = dimension(file, p + "embedding_length");
-  c.n_ff = dimension(file, p + "feed_forward_length");
+  c.experts = read_experts(file, a.arch);
+  if (c.experts && c.experts.n_dense_layers >= c.n_layer) {
+    fail("'{}': {}leading_dense_block_count is {}, expected less than {}block_count, {}", file.path().string(), p,
+         c.experts.n_dense_layers, p, c.n_layer);
+  }
+  c.n_ff = c.experts && c.experts.n_dense_layers == 0 ? c.experts.n_ff : dimension(file, p + "feed_forward_length");
   c.n_head = dimension(file, p + "attention.head_count", 4096);
   c.n_head_kv = dimension_or(file, p + "attention.head_count_kv", c.n_head);
   if (c.n_head % c.n_head_kv != 0) {

@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "gguf/gguf.h"
+#include "model/experts.h"
 
 namespace hearth::model {
 
@@ -17,15 +18,15 @@ struct FfnDescription {
   std::string activation;  // "relu", "silu", ...
   std::string reason;      // why: which key, tensor or convention says so
   Activation act = Activation::silu;
-  float act_threshold = 0.0f;  // fat_relu's
+  float act_threshold = 0.0f;  // fat_relu's, clamped_silu's
   bool gated = true;           // a separate `up` matrix multiplies the activated gate
   bool up_relu = false;        // dReLU
   // A neuron is exactly zero for many tokens, so that skipping it loses nothing.
-  bool sparse() const { return act != Activation::silu && act != Activation::gelu; }
+  bool sparse() const { return act != Activation::silu && act != Activation::gelu && act != Activation::clamped_silu; }
 };
 
 // The activation's name as written in `hearth.ffn.activation`, or what a user may give to override it:
-// relu, fat_relu, relu2, silu, gelu, drelu. Throws Error for another name.
+// relu, fat_relu, relu2, silu, gelu, clamped_silu, drelu. Throws Error for another name.
 struct ActivationName {
   Activation act;
   bool up_relu;
@@ -40,7 +41,8 @@ FfnDescription describe_ffn(const gguf::File& file,
 struct Config {
   std::string arch;  // general.architecture
   std::string name;  // general.name, or the file's name
-  int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_vocab = 0;
+  int64_t n_layer = 0, n_embd = 0, n_vocab = 0;
+  int64_t n_ff = 0;  // of dense layers; where there are none, of an expert
   int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
   int64_t n_ctx_train = 0;
   NormKind norm = NormKind::rms;
@@ -53,7 +55,8 @@ struct Config {
   int64_t sliding_window = 0;   // 0 = none
   bool parallel_block = false;  // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
   int64_t position_offset = 0;  // OPT: learned positions start at row 2
-  FfnDescription ffn;
+  FfnDescription ffn;  // of experts, too
+  ExpertsDescription experts;
 };
 
 // Throws Error naming the key when one is missing, of the wrong type, or out of range.

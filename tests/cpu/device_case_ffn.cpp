@@ -38,6 +38,10 @@ double activate(const FfnShape& s, double z) {
       return z / (1 + std::exp(-z));
     case Activation::gelu:
       return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
+    case Activation::clamped_silu: {
+      const double x = std::min<double>(z, s.act_threshold);
+      return x / (1 + std::exp(-kClampedSiluAlpha * x));
+    }
   }
   return 0;
 }

@@ -262,6 +262,10 @@ class NoisyDevice : public cpu::HostDevice {
         return z / (1 + std::exp(-z));
       case Activation::gelu:
         return 0.5f * z * (1 + std::erf(z * 0.70710678f));
+      case Activation::clamped_silu: {
+        const float x = std::min(z, s.act_threshold);
+        return x / (1 + std::exp(-kClampedSiluAlpha * x));
+      }
     }
     return 0;
   }
@@ -277,6 +281,7 @@ class NoisyDevice : public cpu::HostDevice {
     for (size_t i = 0; i < size; ++i) {
       gate[i] = activate(s, gate[i]);
       if (!keep(static_cast<int64_t>(i) / s.n(), gate[i])) gate[i] = 0;
+      if (s.act == Activation::clamped_silu) up[i] = std::clamp(up[i], -s.act_threshold, s.act_threshold) + 1;
       if (s.up) gate[i] *= s.up_relu ? std::max(up[i], 0.0f) : up[i];
     }
     edit_values(gate.data(), T, s.n());
