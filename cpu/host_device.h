@@ -56,7 +56,8 @@ class HostDevice : public Device,
       fail("weights of type {} cannot be computed with; expected one of {}: quantise the model again", t.name,
            computable_names());
     }
-    HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
+    HEARTH_CHECK(host.layout == Layout::rows && host.cols % t.block_size == 0, "{} columns of type {}", host.cols,
+                 t.name);
     return host;
   }
   Vector adopt(const Vector& host) override { return host; }

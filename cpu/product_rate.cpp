@@ -22,7 +22,7 @@ double measure_product_rate(ThreadTeam& team, DType weights) {
   limits.max_cols = limits.max_rows = limits.n_ff = limits.n_embd = kRows;
   limits.quantized_weights = is_quantized(weights);
   device->reserve(limits);
-  Matrix w{weights, kRows, kCols, nullptr, nullptr};
+  Matrix w{weights, kRows, kCols, nullptr};
   const HostBuffer data(w.bytes());
   // Any defined values; written, because untouched pages would all be one page of zeros.
   std::memset(const_cast<std::byte*>(data.data()), 1, data.bytes());

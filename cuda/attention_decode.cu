@@ -254,10 +254,13 @@ struct Piece {
       }
     }
   }
-  __device__ __forceinline__ void store_kv(const NewToken<kLanes, kHeads>& token) const {
+  // The page of the token's own position.
+  __device__ __forceinline__ int read_own_page(int slot) const {
+    return __ldcg(page_table(d.a.rows, slot) + page_index(pos));
+  }
+  __device__ __forceinline__ void store_kv(const NewToken<kLanes, kHeads>& token, int page) const {
     for (int i = static_cast<int>(threadIdx.x) * kDims; i < d.a.head_dim; i += kThreads * kDims) {
-      const int newest = __ldcg(page_table(d.a.rows, __ldcg(d.a.rows.slot + t)) + page_index(pos));
-      const int64_t at = cache_offset(d.a, newest, kv_head, pos) + i;
+      const int64_t at = cache_offset(d.a, page, kv_head, pos) + i;
       *reinterpret_cast<uint4*>(d.a.cache.k + at) = *reinterpret_cast<const uint4*>(&token.k[i]);
       *reinterpret_cast<uint4*>(d.a.cache.v + at) = *reinterpret_cast<const uint4*>(&token.v[i]);
     }
@@ -336,6 +339,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   grid_wait();
   const int pos = __ldcg(rows.pos + p.t), slot = __ldcg(rows.slot + p.t);
   const typename Work::Pages pages_now = p.read_pages(guess, p.base);
+  int own_page = p.read_own_page(guess);  // asked for early: it is needed in the middle of the work
   if (d.rotates) token.request(d.a, p.head, p.n_heads, p.kv_head, new_value);
   KvBatch batch;
   p.load(batch, p.base, pages);
@@ -345,6 +349,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   for (int i = 0; i < Work::kStepPages; ++i) is_wrong = is_wrong || pages_now.id[i] != pages.id[i];
   if (is_wrong) {
     p.place(pos);
+    own_page = p.read_own_page(slot);
     if (d.rotates) token.find_rotations(d.a, pos);
     p.load(batch, p.base, p.read_pages(slot, p.base));
   }
@@ -354,7 +359,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
     __syncthreads();
     token.rotate(d.a, p.n_heads, p.has_pos(), new_value);
     __syncthreads();
-    if (p.has_pos() && p.head == p.kv_head * d.group) p.store_kv(token);
+    if (p.has_pos() && p.head == p.kv_head * d.group) p.store_kv(token, own_page);
   }
   float q[kHeads][kDims];
   p.load_q(token, q);

@@ -34,15 +34,19 @@ __global__ void convert_kernel(const float* x, int64_t n, unsigned short* out) {
   }
 }
 
+// Grid: (chunks of a row, rows from first_row on).
 template <DType D>
-__global__ void dequantize_kernel(const uint4* data, const unsigned short* scales, int64_t n_chunks, uint4* out) {
+__global__ void dequantize_kernel(Matrix from, int64_t first_row, uint4* out) {
   constexpr int kWeights = Format<D>::kWeights;
   grid_trigger();
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const RowFields<D> fields(from.cols);
+  const int n_chunks = static_cast<int>(from.cols) / kWeights;
+  const int at = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   Chunk w{};
-  if (c < n_chunks) w = load_chunk<D>(data, scales, c);
+  if (at < n_chunks) w = fields.load(row_of(from, fields, first_row + blockIdx.y), 0, static_cast<unsigned>(at));
   grid_wait();
-  if (c >= n_chunks) return;
+  if (at >= n_chunks) return;
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * n_chunks + at;
   float values[kWeights];
   Format<D>::decode(w, values);
 #pragma unroll
@@ -73,14 +77,16 @@ void convert_rows(const Gpu& gpu, const float* x, int64_t n, DType to, void* out
 }
 
 void dequantize(const Gpu& gpu, const Matrix& w, int64_t first_row, int64_t n_rows, f16_t* out) {
-  HEARTH_CHECK(is_quantized(w.type) && w.scales != nullptr);
+  HEARTH_CHECK(w.layout == Layout::planes);
   with_format(w.type, [&]<DType D>() {
     if constexpr (Format<D>::kQuantized) {
       const int64_t per_row = w.cols / Format<D>::kWeights;
-      launch(gpu, dequantize_kernel<D>, grid_size(ceil_div(n_rows * per_row, 256)), 256, 0,
-             static_cast<const uint4*>(w.data) + first_row * per_row,
-             static_cast<const unsigned short*>(w.scales) + first_row * (w.cols / 32), n_rows * per_row,
-             reinterpret_cast<uint4*>(out));
+      const int64_t threads = std::min<int64_t>(256, round_up(per_row, 32)), most = 65535;  // of a grid's second side
+      for (int64_t done = 0; done < n_rows; done += most) {
+        const dim3 grid(grid_size(ceil_div(per_row, threads)), grid_size(std::min(most, n_rows - done)));
+        launch(gpu, dequantize_kernel<D>, grid, static_cast<int>(threads), 0, w, first_row + done,
+               reinterpret_cast<uint4*>(out + done * w.cols));
+      }
     }
   });
 }

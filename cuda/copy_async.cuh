@@ -7,17 +7,19 @@ namespace hearth::cuda {
 
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
-  static_assert(kBytes == 4 || kBytes == 16);
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
   }
 #else
   if constexpr (kBytes == 16) {
     *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+  } else if constexpr (kBytes == 8) {
+    *static_cast<uint2*>(shared) = *static_cast<const uint2*>(global);
   } else {
     *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
   }

@@ -78,19 +78,16 @@ void CudaDevice::check_blocks() const {
 Matrix CudaDevice::adopt(const Matrix& host) {
   if (!host) return host;
   const DTypeTraits& t = traits(host.type);
-  HEARTH_CHECK(host.scales == nullptr && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
-  const AdoptedLayout layout = adopted_layout(host.type, host.rows, host.cols);
-  auto* data = static_cast<std::byte*>(weights_->allocate(layout.total_bytes));
+  HEARTH_CHECK(host.layout == Layout::rows && host.cols % t.block_size == 0, "{} columns of type {}", host.cols, t.name);
   Matrix m = host;
+  void* const data = weights_->allocate(cuda::adopted_bytes(host.type, host.rows, host.cols));
   m.data = data;
   if (!t.quantized()) {
-    upload(data, host.data, layout.data_bytes);
+    upload(data, host.data, host.bytes());
   } else {
-    m.scales = data + layout.scales_offset;
-    // Kernels read scales two at a time: what follows the last one is defined too.
-    fill_zero(data + layout.total_bytes - kAlignment, kAlignment);
+    m.layout = Layout::planes;
     if (!uploader_) uploader_.emplace();
-    uploader_->copy_split(host, data, data + layout.scales_offset, stream_);
+    uploader_->copy_packed(host, data, stream_);
   }
   return m;
 }
@@ -119,7 +116,7 @@ T* seen_by_device(T* host) {
 }  // namespace
 
 size_t CudaDevice::adopted_bytes(const Matrix& host) const {
-  return host ? adopted_layout(host.type, host.rows, host.cols).total_bytes : 0;
+  return host ? cuda::adopted_bytes(host.type, host.rows, host.cols) : 0;
 }
 
 // --- rows of host memory ---
@@ -150,11 +147,10 @@ FfnShard CudaDevice::link(const FfnShard& host, std::byte* memory) {
       m->data = seen_by_device(m->data);
       continue;
     }
-    const AdoptedLayout layout = adopted_layout(m->type, m->rows, m->cols);
     if (!uploader_) uploader_.emplace();
-    uploader_->split(*m, memory, reinterpret_cast<f16_t*>(memory + layout.scales_offset));
-    m->data = seen_by_device(memory), m->scales = seen_by_device(memory + layout.scales_offset);
-    memory += layout.total_bytes;
+    uploader_->pack(*m, 0, m->rows, memory);
+    m->data = seen_by_device(memory), m->layout = Layout::planes;
+    memory += adopted_bytes(*m);
   }
   for (Vector* v : {&s.gate_bias, &s.up_bias}) v->data = seen_by_device(v->data);
   return s;

@@ -25,8 +25,9 @@ struct DownShape {
 };
 template <DType D>
 constexpr DownShape down_shape = {512, 2, 4};
-template <>
-constexpr DownShape down_shape<DType::q4_0> = {512, 2, 2};  // its 32 sums take the registers
+template <DType D>
+requires(Format<D>::kWeights == 32)
+constexpr DownShape down_shape<D> = {512, 2, 2};  // its 32 sums take the registers
 
 struct DownArgs {
   Matrix w;            // [n][n_embd]
@@ -49,9 +50,9 @@ struct TileSum {
   static_assert(kSegment % (kRowsPerStep * kUnroll) == 0,
                 "a thread's chunks keep their places from segment to segment");
 
-  const uint4* data;
-  const unsigned short* scales;
-  unsigned n_chunks;  // of a row; those of all rows are counted in 32 bits
+  const RowFields<D> fields;
+  const std::byte* data;
+  unsigned n_chunks;  // of a row
   unsigned chunk;     // of the row, this thread's
   int slot;           // of the thread's row in a step
   bool live;
@@ -59,16 +60,14 @@ struct TileSum {
   ScaledSum<D> sum;
 
   __device__ __forceinline__ explicit TileSum(const Matrix& m)
-      : data(static_cast<const uint4*>(m.data)), scales(static_cast<const unsigned short*>(m.scales)) {
+      : fields(m.cols), data(static_cast<const std::byte*>(m.data)) {
     n_chunks = static_cast<unsigned>(m.cols) / kWeights;
     chunk = blockIdx.y * kLanes + threadIdx.x % kLanes;
     slot = threadIdx.x / kLanes;
     live = chunk < n_chunks;
   }
   __device__ __forceinline__ void load(int u, unsigned row) {
-    const unsigned at = row * n_chunks + chunk;
-    w[u].q = load_weights(data + at);
-    if constexpr (Format<D>::kQuantized) w[u].d = load_scale(scales + at / (32 / kWeights));
+    w[u] = fields.load(data + uint64_t{row} * fields.stride, 0, chunk);
   }
   // Requests the first of the n rows that row_of() names.
   template <typename RowOf>
@@ -204,7 +203,6 @@ constexpr int64_t max_tiles(int64_t n_embd) {
 
 void launch_down(const Gpu& gpu, int64_t T, const DownArgs& args) {
   const Matrix& w = args.w;
-  HEARTH_CHECK(w.rows * w.cols / 4 <= 0xFFFFFFFF, "{} x {}", w.rows, w.cols);
   with_format(w.type, [&]<DType D>() {
     constexpr int kWeights = Format<D>::kWeights;
     if (w.cols % kWeights != 0) {

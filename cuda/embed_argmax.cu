@@ -5,20 +5,18 @@
 namespace hearth::cuda {
 namespace {
 
-// Element i of row r, any type and any number of columns; embeddings are too small to need wide loads.
+// Elements [i, i + kEach<D>) of row r; rows of types without blocks may have any length.
 template <DType D>
-__device__ float element(const Matrix& w, int64_t r, int64_t i) {
+constexpr int kEach = Format<D>::kQuantized ? Format<D>::kWeights : 1;
+template <DType D>
+__device__ void elements(const Matrix& w, int64_t r, int i, float* out) {
   const int64_t at = r * w.cols + i;
-  if constexpr (D == DType::f32) return static_cast<const float*>(w.data)[at];
-  if constexpr (D == DType::f16) return half_bits_to_float(static_cast<const unsigned short*>(w.data)[at]);
-  if constexpr (D == DType::bf16) return bfloat2_bits_to_float2(static_cast<const unsigned short*>(w.data)[at]).x;
-  const float d = D == DType::q8_0 || D == DType::q4_0
-                      ? half_bits_to_float(static_cast<const unsigned short*>(w.scales)[at / 32])
-                      : 0.0f;
-  if constexpr (D == DType::q8_0) return d * static_cast<float>(static_cast<const signed char*>(w.data)[at]);
-  if constexpr (D == DType::q4_0) {
-    const int byte = static_cast<const unsigned char*>(w.data)[at / 32 * 16 + at % 16];
-    return d * static_cast<float>((at % 32 < 16 ? byte & 15 : byte >> 4) - 8);
+  if constexpr (D == DType::f32) out[0] = static_cast<const float*>(w.data)[at];
+  if constexpr (D == DType::f16) out[0] = half_bits_to_float(static_cast<const unsigned short*>(w.data)[at]);
+  if constexpr (D == DType::bf16) out[0] = bfloat2_bits_to_float2(static_cast<const unsigned short*>(w.data)[at]).x;
+  if constexpr (Format<D>::kQuantized) {
+    const RowFields<D> fields(w.cols);
+    Format<D>::decode(fields.load(row_of(w, fields, r), 0, static_cast<unsigned>(i / kEach<D>)), out);
   }
 }
 
@@ -26,11 +24,14 @@ template <DType D, bool kAdd>
 __global__ void embed_kernel(Matrix table, const int32_t* ids, int64_t offset, float* x) {
   grid_trigger();
   grid_wait();
-  const int64_t t = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t t = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * kEach<D>;
   if (i >= table.cols) return;
-  const float v = element<D>(table, __ldcg(ids + t) + offset, i);
+  float v[kEach<D>];
+  elements<D>(table, __ldcg(ids + t) + offset, i, v);
   float* to = x + t * table.cols + i;
-  *to = kAdd ? __ldcg(to) + v : v;
+#pragma unroll
+  for (int k = 0; k < kEach<D>; ++k) to[k] = kAdd ? __ldcg(to + k) + v[k] : v[k];
 }
 
 // Orders logits as unsigned numbers: larger logit first, then smaller index; NaN loses to everything.
@@ -81,12 +82,14 @@ __global__ void argmax_final_kernel(const unsigned long long* partial, int count
 
 void embed(const Gpu& gpu, const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
            int64_t position_offset, int64_t T, float* x) {
-  const dim3 grid(grid_size(ceil_div(table.cols, 256)), grid_size(T));
-  with_format(table.type,
-              [&]<DType D>() { launch(gpu, embed_kernel<D, false>, grid, 256, 0, table, ids, int64_t{0}, x); });
+  const auto grid = [&](int64_t each) { return dim3(grid_size(ceil_div(table.cols, 256 * each)), grid_size(T)); };
+  with_format(table.type, [&]<DType D>() {
+    launch(gpu, embed_kernel<D, false>, grid(kEach<D>), 256, 0, table, ids, int64_t{0}, x);
+  });
   if (!positions) return;
-  with_format(positions.type,
-              [&]<DType D>() { launch(gpu, embed_kernel<D, true>, grid, 256, 0, positions, pos, position_offset, x); });
+  with_format(positions.type, [&]<DType D>() {
+    launch(gpu, embed_kernel<D, true>, grid(kEach<D>), 256, 0, positions, pos, position_offset, x);
+  });
 }
 
 void argmax(const Gpu& gpu, const float* logits, int64_t n, int64_t T, unsigned long long* partial, int32_t* ids) {

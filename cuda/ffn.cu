@@ -19,8 +19,11 @@ struct GateUpArgs {
   InputNorm norm;
 };
 
+template <DType D>
+constexpr int kResident = kManyRegisters<D> ? 2 : 3;  // blocks of a multiprocessor
+
 template <DType D, bool kGated>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, kResident<D>) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ float values[kPerBlock];
   grid_trigger();
@@ -30,10 +33,10 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const _
   const int block_first = static_cast<int>(blockIdx.y) * kPerBlock, first = block_first + warp * kPerWarp;
   const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
   constexpr int kBases = kGated ? 2 : 1;
-  RowDots<D, kPerWarp * kBases, 2 / kBases, kBases> dots;
+  RowDots<D, kPerWarp * kBases, 2 / kBases, kBases> dots(cols);
   dots.live = first < n;
-  dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
-  if constexpr (kGated) dots.set_rows(1, a.up.data, a.up.scales, base, cols);
+  dots.set_rows(0, a.gate.data, base);
+  if constexpr (kGated) dots.set_rows(1, a.up.data, base);
   dots.start();
   dots.start_norm(a.norm, shared);
   if (threadIdx.x < kPerBlock) values[threadIdx.x] = 0.0f;

@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
   const int n = static_cast<int>(a.gate.rows), cols = static_cast<int>(a.gate.cols);
   const int block = static_cast<int>(blockIdx.y), first = block * 32 + warp * kPerWarp;
   const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
-  RowDots<D, kPerWarp, 2> dots;
+  RowDots<D, kPerWarp, (kManyRegisters<D> ? 1 : 2)> dots(cols);
   dots.live = first < n;
-  dots.set_rows(0, a.gate.data, a.gate.scales, base, cols);
+  dots.set_rows(0, a.gate.data, base);
   dots.start();
   dots.start_norm(a.norm, shared);
   if (threadIdx.x < 32) values[threadIdx.x] = 0.0f;

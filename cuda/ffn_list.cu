@@ -57,9 +57,11 @@ struct Gates {
   unsigned active = 0;  // bit r: row r is
 };
 
-template <DType D, int kChunks>
+// D: the type of gate and up rows; DDown: of down rows, as many weights a chunk.
+template <DType D, DType DDown, int kChunks>
 struct ListBlock {
   using F = Format<D>;
+  static constexpr int kWords = std::max(kSlotWords<D>, kSlotWords<DDown>);
   static constexpr int kBatch = kMaxBatch / kChunks;
   // Of a share of up to so many batches all rows are asked for at once: it takes as long as memory takes to answer
   // twice, one after the other, and rows in vain cost less than the second time. Larger rows stand in each other's way.
@@ -67,9 +69,10 @@ struct ListBlock {
   const ListKernelArgs& a;
   const ListPart& part;
   const int lane, warp, group, groups, t;
-  RowSlots<D, kChunks, true> slots;
+  RowSlots<D, kChunks, true, kWords> slots;
+  RowSlots<DDown, kChunks, true, kWords> down_slots;  // in the same memory
   OwnedInput<D, kChunks> in;
-  ScaledSum<D> sums[kChunks];  // of the thread's columns
+  ScaledSum<DDown> sums[kChunks];  // of the thread's columns
   const int32_t* ids;          // of the tile, in shared memory
   const float* known;          // act(gate) of the tile's neurons, with part.values
   int n;                       // neurons in the tile
@@ -83,7 +86,8 @@ struct ListBlock {
         group(threadIdx.x / args.threads),
         groups(blockDim.x / args.threads),
         t(threadIdx.x % args.threads),
-        slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, own.shard.down_t.cols) {}
+        slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, own.shard.down_t.cols),
+        down_slots(shared, kStages * kRowsPerSlot * args.batch, t, args.threads, own.shard.down_t.cols) {}
 
   __device__ __forceinline__ int position(int batch, int r) const { return (batch * groups + group) * a.batch + r; }
   __device__ __forceinline__ bool has(int batch, int r) const {
@@ -98,8 +102,6 @@ struct ListBlock {
   __device__ __forceinline__ int any_slot(int kind, int batch, int r) const {
     return slot(kind, batch, min(r, a.batch - 1));
   }
-  // What RowSlots::get() asks for: only where a quantised row's scale lies depends on it.
-  __device__ __forceinline__ int row_of(int batch, int r) const { return F::kQuantized ? ids[position(batch, r)] : 0; }
 
   __device__ __forceinline__ void request_gates(int batch) const {
 #pragma unroll
@@ -113,7 +115,7 @@ struct ListBlock {
       if ((active >> r & 1) == 0) continue;
       const int row = ids[position(batch, r)];
       if (part.shard.up.data != nullptr) slots.request(slot(1, batch, r), part.shard.up, row);
-      slots.request(slot(2, batch, r), part.shard.down_t, row);
+      down_slots.request(slot(2, batch, r), part.shard.down_t, row);
     }
   }
   __device__ __forceinline__ unsigned all(int batch) const {
@@ -129,10 +131,10 @@ struct ListBlock {
     if (kAtOnce) request_up_down(batch, all(batch));
   }
   // The thread's part of row . input.
-  __device__ __forceinline__ float dot(int s, int row) const {
+  __device__ __forceinline__ float dot(int s) const {
     float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) sum = in.dot(k, slots.get(s, k, row), sum);
+    for (int k = 0; k < kChunks; ++k) sum = in.dot(k, slots.get(s, k), sum);
     return sum;
   }
   // The active ones of a batch's down rows, each times value[r].
@@ -144,7 +146,7 @@ struct ListBlock {
       for (int r = 0; r < kBatch; ++r) {
         w[r] = {};
         if (skip((active >> r & 1) != 0)) continue;
-        w[r] = slots.get(any_slot(2, batch, r), k, row_of(batch, r));
+        w[r] = down_slots.get(any_slot(2, batch, r), k);
         if ((active >> r & 1) == 0) w[r] = {};
       }
 #pragma unroll
@@ -166,14 +168,14 @@ struct ListBlock {
     if (reads_gate && has(batch, 0)) {
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r), row_of(batch, r));
+        if (!skip(has(batch, r))) dots[r] = dot(any_slot(0, batch, r));
       }
     }
     if (has_up && ups != 0) {
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
         if (!skip((ups >> r & 1) != 0)) {
-          dots[kMaxBatch + r] = dot(any_slot(1, up_batch, r), row_of(up_batch, r));
+          dots[kMaxBatch + r] = dot(any_slot(1, up_batch, r));
         }
       }
     }
@@ -288,9 +290,9 @@ __device__ __forceinline__ Act token_input(Act in, int64_t t, int64_t cols) {
 // Threads to count registers for: with a quarter more, there is room for a hint's block (predict.cu) beside this one.
 // Four-bit rows would run short of them.
 template <DType D, int kChunks>
-constexpr int kThreadsWithRoom = kChunks == 1 && D != DType::q4_0 ? kMaxThreads * 5 / 4 : kMaxThreads;
+constexpr int kThreadsWithRoom = kChunks == 1 && Format<D>::kWeights < 32 ? kMaxThreads * 5 / 4 : kMaxThreads;
 
-template <DType D, int kChunks>
+template <DType D, DType DDown, int kChunks>
 __global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
     list_kernel(const __grid_constant__ ListKernelArgs a) {
   extern __shared__ uint4 shared[];
@@ -303,7 +305,7 @@ __global__ void __launch_bounds__(kThreadsWithRoom<D, kChunks>, 1)
   const ListPart& part = a.parts[static_cast<int>(blockIdx.x) < a.parts[0].blocks ? 0 : 1];
   const int first = static_cast<int>(blockIdx.x) - part.first_block, step = part.blocks;
   const int64_t token = blockIdx.y, cols = part.shard.down_t.cols;
-  ListBlock<D, kChunks> block(a, part, shared);
+  ListBlock<D, DDown, kChunks> block(a, part, shared);
   block.in.load(token_input<D>(a.in, token, cols), cols, block.t, a.threads);
   block.ids = ids, block.known = known;
   const uint32_t* const mask = part.mask + token * part.stride;
@@ -351,35 +353,62 @@ struct ListPlan {
   size_t shared_bytes = 0;
 };
 
-template <DType D, int kChunks>
+template <DType D, int kWords, int kChunks>
 ListPlan plan_list(const Gpu& gpu, int64_t cols) {
   ListPlan p;
   p.threads = threads_per_row(cols / Format<D>::kWeights, kChunks, kMaxThreads);
   if (p.threads == 0) return p;
-  p.groups = kMaxThreads / p.threads;
   const int slots = kStages * kRowsPerSlot;  // of each neuron of a batch
-  const size_t reduction = p.groups == 1 ? 0
-                                         : static_cast<size_t>(p.groups * Format<D>::kWeights) *
-                                               static_cast<size_t>(p.threads * kChunks + kWarp / Format<D>::kWeights) *
-                                               sizeof(float);
-  constexpr size_t kStatic = 8 << 10;  // ids, values and sums of the kernel
-  for (p.batch = kMaxBatch / kChunks; p.batch > 0; --p.batch) {
-    p.shared_bytes = std::max(slot_bytes<D>(slots * p.batch, kChunks, p.threads * p.groups), reduction);
-    if (p.shared_bytes + kStatic <= gpu.shared_per_block) return p;
+  constexpr size_t kStatic = 8 << 10;        // ids, values and sums of the kernel
+  for (p.groups = kMaxThreads / p.threads; p.groups > 0; p.groups /= 2) {
+    const size_t reduction =
+        p.groups == 1 ? 0
+                      : static_cast<size_t>(p.groups * Format<D>::kWeights) *
+                            static_cast<size_t>(p.threads * kChunks + kWarp / Format<D>::kWeights) * sizeof(float);
+    for (p.batch = kMaxBatch / kChunks; p.batch > 0; --p.batch) {
+      p.shared_bytes = std::max(slot_bytes<kWords>(slots * p.batch, kChunks, p.threads * p.groups), reduction);
+      if (p.shared_bytes + kStatic <= gpu.shared_per_block) return p;
+    }
   }
   return {};
 }
 
-// Calls f.template operator()<D, kChunks>(plan) with the fewest chunks a thread that cover a row; false when none does.
+// The types of gate and up rows, and of down rows, that a kernel is made for: the same, or as the usual mixtures of
+// quantised types have them (offline/quantize/mix.cpp).
 template <typename F>
-bool with_list_plan(const Gpu& gpu, const Matrix& down_t, F&& f) {
+void with_row_types(DType rows, DType down, F&& f) {
+  using enum DType;
+  if (rows == down) {
+    with_format(rows, [&]<DType D>() { f.template operator()<D, D>(); });
+  } else if (rows == q4_k && down == q6_k) {
+    f.template operator()<q4_k, q6_k>();
+  } else if (rows == q5_k && down == q6_k) {
+    f.template operator()<q5_k, q6_k>();
+  } else if (rows == q4_k && down == q5_k) {
+    f.template operator()<q4_k, q5_k>();
+  } else if (rows == q3_k && down == q5_k) {
+    f.template operator()<q3_k, q5_k>();
+  } else if (rows == q3_k && down == q4_k) {
+    f.template operator()<q3_k, q4_k>();
+  } else if (rows == q2_k && down == q3_k) {
+    f.template operator()<q2_k, q3_k>();
+  } else if (rows == iq4_xs && down == q5_k) {
+    f.template operator()<iq4_xs, q5_k>();
+  }
+}
+
+// Calls f.template operator()<D, DDown, kChunks>(plan) with the fewest chunks a thread that cover a row; false when
+// none does. `rows`: the type of the gate and up rows that are read.
+template <typename F>
+bool with_list_plan(const Gpu& gpu, DType rows, const Matrix& down_t, F&& f) {
   bool done = false;
-  with_format(down_t.type, [&]<DType D>() {
+  with_row_types(rows, down_t.type, [&]<DType D, DType DDown>() {
+    static_assert(Format<D>::kWeights == Format<DDown>::kWeights);
     const auto attempt = [&]<int kChunks>() {
       if (done) return;
-      const ListPlan plan = plan_list<D, kChunks>(gpu, down_t.cols);
+      const ListPlan plan = plan_list<D, std::max(kSlotWords<D>, kSlotWords<DDown>), kChunks>(gpu, down_t.cols);
       if (plan.batch == 0) return;
-      f.template operator()<D, kChunks>(plan);
+      f.template operator()<D, DDown, kChunks>(plan);
       done = true;
     };
     if (down_t.cols % Format<D>::kWeights != 0) return;
@@ -390,6 +419,12 @@ bool with_list_plan(const Gpu& gpu, const Matrix& down_t, F&& f) {
     }
   });
   return done;
+}
+
+// The type of the rows that are read beside those of down_t.
+DType row_type(const FfnShard& s, bool reads_gate) {
+  if (s.up) return s.up.type;
+  return reads_gate ? s.gate.type : s.down_t.type;
 }
 
 // Blocks of the list kernel: one a multiprocessor.
@@ -408,10 +443,9 @@ size_t ffn_list_bytes(const Gpu& gpu, int64_t n_embd, int64_t T) {
 }
 
 bool ffn_list_fits(const Gpu& gpu, const FfnShard& s, bool reads_gate) {
-  if (reads_gate && s.gate.type != s.down_t.type) return false;
-  if (s.up && s.up.type != s.down_t.type) return false;
-  ListPlan used;
-  return with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& plan) { used = plan; });
+  if (reads_gate && s.up && s.gate.type != s.up.type) return false;
+  return with_list_plan(gpu, row_type(s, reads_gate), s.down_t,
+                        [&]<DType D, DType DDown, int kChunks>(const ListPlan& /*plan*/) {});
 }
 
 void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in, int64_t T, Vector y_bias, float* y) {
@@ -442,9 +476,10 @@ void ffn_list(const Gpu& gpu, const FfnShard& s, const FfnListArgs& list, Act in
   args.hinted = list.hinted;
   args.threshold = list.threshold, args.in = in, args.partial = list.partial, args.n_active = block_active;
   const dim3 grid(grid_size(blocks), grid_size(T));
-  const bool fits = with_list_plan(gpu, s.down_t, [&]<DType D, int kChunks>(const ListPlan& p) {
+  const DType rows = row_type(s, list.values == nullptr);
+  const bool fits = with_list_plan(gpu, rows, s.down_t, [&]<DType D, DType DDown, int kChunks>(const ListPlan& p) {
     args.threads = p.threads, args.batch = p.batch;
-    launch(gpu, list_kernel<D, kChunks>, grid, p.threads * p.groups, p.shared_bytes, args);
+    launch(gpu, list_kernel<D, DDown, kChunks>, grid, p.threads * p.groups, p.shared_bytes, args);
   });
   HEARTH_CHECK(fits);
   merge_sums(gpu,

@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) row_list_kernel(const 
   const int cols = static_cast<int>(a.w.cols);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kMatvecWarps;
   int64_t first = static_cast<int64_t>(blockIdx.x) * kMatvecWarps;  // of the block's current entries, one a warp
-  RowDots<D, 1, 4> dots;
+  RowDots<D, 1, 4> dots(cols);
   const auto start = [&](int64_t row, bool live) {
     dots.live = live;
-    dots.set_rows(0, a.w.data, a.w.scales, live ? row : 0, cols);
+    dots.set_rows(0, a.w.data, live ? row : 0);
     dots.start();
   };
   bool started = a.ids == nullptr;  // then the rows are known before the input is

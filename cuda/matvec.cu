@@ -7,7 +7,6 @@ namespace {
 
 struct Part {
   const void* data;
-  const void* scales;
   const float* bias;
   float* y;
   int64_t y_stride;
@@ -72,12 +71,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   grid_trigger();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int t = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y) * kWarps + warp;
-  RowDots<D, kRows, kUnroll> dots;
+  RowDots<D, kRows, kUnroll> dots(a.cols);
   dots.live = group < a.n_groups;
   const Part& m = a.part[find_part(a, group)];
   const int first = (group - m.first_group) * kRows;
   const int base = dots.live ? min(first, m.rows - kRows) : 0;  // the last group may repeat rows of its neighbour
-  dots.set_rows(0, m.data, m.scales, base, a.cols);
+  dots.set_rows(0, m.data, base);
   dots.start();
   dots.start_norm(a.norm, shared);
   const LeavesNorm<kRows> next{a.next, m.rows};
@@ -129,10 +128,9 @@ MatvecArgs make_args(std::span<const MatmulPart> parts, Act in, int rows) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const MatmulPart& p = parts[i];
     HEARTH_CHECK(p.w.type == parts[0].w.type && p.w.cols == parts[0].w.cols);
-    HEARTH_CHECK(!is_quantized(p.w.type) || (p.w.scales != nullptr && in.q8 != nullptr),
+    HEARTH_CHECK(!is_quantized(p.w.type) || (p.w.layout == Layout::planes && in.q8 != nullptr),
                  "quantised weights must be adopted and need the 8-bit form of their input");
-    a.part[i] = {p.w.data,   p.w.scales,  p.bias.data, p.y, y_stride(p), static_cast<int>(p.w.rows),
-                 a.n_groups, p.accumulate};
+    a.part[i] = {p.w.data, p.bias.data, p.y, y_stride(p), static_cast<int>(p.w.rows), a.n_groups, p.accumulate};
     a.n_groups += static_cast<int>(ceil_div(p.w.rows, rows));
   }
   return a;
@@ -174,7 +172,8 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
       launch(gpu, matvec_kernel<D, kRows, kUnroll, kWarps, kBlocks>, token_grid(T, ceil_div(a.n_groups, kWarps)),
              kWarps * kWarp, stage_bytes<D>(cols), a);
     };
-    constexpr int kTogether = D == DType::q4_0 ? 4 : 8;
+    constexpr int kTogether = Format<D>::kWeights == 32 ? 4 : 8;
+    constexpr int kInFour = kManyRegisters<D> ? 1 : 2;  // chunks of each of four rows
     switch (matvec_shape(rows, fewest, gpu.multiprocessors)) {
       case MatvecShape::few_rows:
         return run.template operator()<1, 4, 8, 4>();
@@ -183,7 +182,7 @@ void matvec(const Gpu& gpu, std::span<const MatmulPart> parts, Act in, int64_t T
       case MatvecShape::two_blocks:
         return run.template operator()<2, kTogether / 2, 16, 2>();
       case MatvecShape::four_rows_a_warp:
-        return run.template operator()<4, 2, 8, 3>();
+        return run.template operator()<4, kInFour, 8, 3>();
     }
   });
 }

@@ -234,28 +234,25 @@ void Uploader::copy(void* device, const void* host, size_t bytes, cudaStream_t s
   order_after(stream);
 }
 
-void Uploader::copy_split(const Matrix& w, void* quants, void* scales, cudaStream_t stream) {
+void Uploader::copy_packed(const Matrix& w, void* device, cudaStream_t stream) {
   wait_for(stream);
-  const int64_t in_quants = quant_bytes(w.type), n = w.rows * (w.cols / 32);
-  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / (traits(w.type).block_bytes + 2) / 256 * 256;
-  for (int64_t first = 0; first < n; first += per_buffer) {
-    const int64_t count = std::min(per_buffer, n - first);
+  const int64_t stride = device_row_bytes(w.type, w.cols);
+  const int64_t per_buffer = static_cast<int64_t>(kBufferBytes) / stride;
+  HEARTH_CHECK(per_buffer > 0, "rows of {} bytes", stride);
+  for (int64_t first = 0; first < w.rows; first += per_buffer) {
+    const int64_t count = std::min(per_buffer, w.rows - first);
     std::byte* buffer = next_buffer();
-    auto* buffer_scales = reinterpret_cast<f16_t*>(buffer + per_buffer * in_quants);
-    split(w, first, count, buffer, buffer_scales);
-    send(static_cast<std::byte*>(quants) + first * in_quants, buffer, static_cast<size_t>(count * in_quants));
-    send(static_cast<f16_t*>(scales) + first, reinterpret_cast<const std::byte*>(buffer_scales),
-         static_cast<size_t>(count) * sizeof(f16_t));
+    pack(w, first, count, buffer);
+    send(static_cast<std::byte*>(device) + first * stride, buffer, static_cast<size_t>(count * stride));
     finish_buffer();
   }
   order_after(stream);
 }
 
-void Uploader::split(const Matrix& w, int64_t first, int64_t n, std::byte* quants, f16_t* scales) {
-  const int64_t block_bytes = traits(w.type).block_bytes, in_quants = quant_bytes(w.type);
-  const auto* from = static_cast<const std::byte*>(w.data) + first * block_bytes;
-  team_->for_chunks(n, 8192, [&](int64_t begin, int64_t end, int) {
-    split_blocks(w.type, from + begin * block_bytes, end - begin, quants + begin * in_quants, scales + begin);
+void Uploader::pack(const Matrix& w, int64_t first, int64_t n, std::byte* to) {
+  const int64_t stride = device_row_bytes(w.type, w.cols);
+  team_->for_chunks(n, std::max<int64_t>(1, (256 << 10) / w.cols), [&](int64_t begin, int64_t end, int) {
+    pack_rows(w.type, w.cols, w.data, first + begin, end - begin, to + begin * stride);
   });
 }
 

@@ -76,15 +76,12 @@ class Uploader {
   ~Uploader();
   // The host memory may be reused on return; work enqueued on `stream` afterwards sees the data.
   void copy(void* device, const void* host, size_t bytes, cudaStream_t stream);
-  // Blocks of a quantised type in the file's layout, taken apart on the way (cuda/layout.h).
-  void copy_split(const Matrix& host, void* quants, void* scales, cudaStream_t stream);
-  // The same within host memory.
-  void split(const Matrix& host, std::byte* quants, f16_t* scales) {
-    split(host, 0, host.rows * (host.cols / 32), quants, scales);
-  }
+  // Rows of a quantised type in the file's layout, packed on the way (cuda/packing.h).
+  void copy_packed(const Matrix& host, void* device, cudaStream_t stream);
+  // The same of rows [first, first + n) within host memory.
+  void pack(const Matrix& host, int64_t first, int64_t n, std::byte* to);
 
  private:
-  void split(const Matrix& host, int64_t first_block, int64_t n_blocks, std::byte* quants, f16_t* scales);
   static constexpr size_t kBufferBytes = size_t{8} << 20;
   static constexpr int kBuffers = 4;
   struct Buffer {

@@ -36,8 +36,7 @@ inline NextRows next_rows(const Gpu& gpu, const std::array<Matrix, NextRows::kMa
   for (size_t i = 0; i < matrices.size(); ++i) {
     const Matrix& m = matrices[i];
     if (m) {
-      const auto layout = adopted_layout(m.type, m.rows, m.cols);
-      const int64_t bytes = static_cast<int64_t>(layout.data_bytes) / m.rows;
+      const int64_t bytes = device_row_bytes(m.type, m.cols);
       if (row_bytes != 0 && bytes != row_bytes) return {};
       row_bytes = bytes, rows += m.rows;
       next.data[i] = static_cast<const std::byte*>(m.data);

@@ -100,56 +100,70 @@ struct OwnedInput {
   }
 };
 
+// Words of shared memory that a chunk takes beside its 16 bytes: its high bits, and the aligned words that hold its
+// scale and super-scale.
+template <DType D>
+constexpr int kSlotWords = static_cast<int>(RowFields<D>::kHigh / 4) + (RowFields<D>::kScale > 0 ? 1 : 0) +
+                           (RowFields<D>::kSuper > 0 ? 1 : 0);
+
 // Rows of weights on their way into shared memory. Each thread has its own columns and slots, so nobody waits for
-// anybody. A quantised chunk travels with the aligned word that holds its scale. kAlways: threads whose columns would
-// be beyond the row have its last chunk, for inputs that are zero there: code that need not ask is faster.
-template <DType D, int kChunks, bool kAlways = false>
+// anybody. kAlways: threads whose columns would be beyond the row have its last chunk, for inputs that are zero there:
+// code that need not ask is faster. kWords: of a slot, where rows of several types share slots.
+template <DType D, int kChunks, bool kAlways = false, int kWords = kSlotWords<D>>
 struct RowSlots {
   using F = Format<D>;
+  using Fields = RowFields<D>;
+  const Fields fields;
   uint4* quants;
-  unsigned* scales;
+  unsigned* words;
   int first, threads, n_chunks;
 
   __device__ RowSlots(uint4* shared, int n_slots, int t, int row_threads, int64_t cols)
-      : quants(shared + threadIdx.x),
-        scales(reinterpret_cast<unsigned*>(shared + n_slots * kChunks * blockDim.x) + threadIdx.x),
+      : fields(cols),
+        quants(shared + threadIdx.x),
+        words(reinterpret_cast<unsigned*>(shared + n_slots * kChunks * blockDim.x) + threadIdx.x),
         first(t),
         threads(row_threads),
         n_chunks(static_cast<int>(cols) / F::kWeights) {}
 
-  __device__ __forceinline__ int64_t scale_index(int64_t row, int c) const {
-    return row * (n_chunks * F::kWeights / 32) + c * F::kWeights / 32;
-  }
   __device__ __forceinline__ int chunk(int k) const {
     const int c = first + k * threads;
     return kAlways ? min(c, n_chunks - 1) : c;
   }
+  __device__ __forceinline__ unsigned* word(int at, int i) const {
+    return words + (at * kWords + i) * static_cast<int>(blockDim.x);
+  }
   __device__ __forceinline__ void request(int slot, const Matrix& w, int64_t row) const {
+    const std::byte* const from = row_of(w, fields, row);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      const int c = chunk(k);
-      if (c >= n_chunks) continue;
-      const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
-      copy_async<16>(quants + at, static_cast<const uint4*>(w.data) + row * n_chunks + c);
-      if constexpr (F::kQuantized) {
-        copy_async<4>(scales + at, static_cast<const unsigned*>(w.scales) + scale_index(row, c) / 2);
-      }
+      if (chunk(k) >= n_chunks) continue;
+      const auto c = static_cast<unsigned>(chunk(k));
+      const int at = slot * kChunks + k;
+      copy_async<Fields::kLow>(quants + at * static_cast<int>(blockDim.x), from + fields.low_at(c));
+      int i = 0;
+      if constexpr (Fields::kHigh >= 4) copy_async<4>(word(at, i++), from + fields.high_at(c));
+      if constexpr (Fields::kHigh == 8) copy_async<4>(word(at, i++), from + (fields.high_at(c) + 4));
+      if constexpr (Fields::kScale > 0) copy_async<4>(word(at, i++), from + fields.scale_at(c) / 4 * 4);
+      if constexpr (Fields::kSuper > 0) copy_async<4>(word(at, i++), from + fields.super_at(c) / 4 * 4);
     }
   }
-  __device__ __forceinline__ bool has(int k) const {
-    return chunk(k) < n_chunks;
-  }
-  __device__ __forceinline__ Chunk get(int slot, int k, int64_t row) const {
-    const int at = (slot * kChunks + k) * static_cast<int>(blockDim.x);
-    Chunk w;
-    w.q = quants[at];
-    w.d = 0;
-    if constexpr (F::kQuantized) {
-      const unsigned per_row = static_cast<unsigned>(n_chunks * F::kWeights / 32);
-      const bool odd =
-          ((per_row & static_cast<unsigned>(row)) + static_cast<unsigned>(chunk(k) * F::kWeights / 32)) % 2 != 0;
-      w.d = static_cast<unsigned short>(odd ? scales[at] >> 16 : scales[at]);
+  __device__ __forceinline__ bool has(int k) const { return chunk(k) < n_chunks; }
+  __device__ __forceinline__ Chunk get(int slot, int k) const {
+    const int at = slot * kChunks + k;
+    const auto c = static_cast<unsigned>(chunk(k));
+    Chunk w{};
+    if constexpr (Fields::kLow == 16) {
+      w.q = quants[at * static_cast<int>(blockDim.x)];
+    } else {
+      const uint2 q = *reinterpret_cast<const uint2*>(quants + at * static_cast<int>(blockDim.x));
+      w.q = make_uint4(q.x, q.y, 0, 0);
     }
+    int i = 0;
+    if constexpr (Fields::kHigh >= 4) w.high.x = *word(at, i++);
+    if constexpr (Fields::kHigh == 8) w.high.y = *word(at, i++);
+    if constexpr (Fields::kScale > 0) w.scale = *word(at, i++) >> (fields.scale_at(c) % 4 * 8);
+    if constexpr (Fields::kSuper > 0) w.super = *word(at, i++) >> (fields.super_at(c) % 4 * 8);
     return w;
   }
 };
@@ -174,9 +188,9 @@ __device__ __forceinline__ float warp_sums(float (&v)[kN]) {
 }
 
 // Bytes of shared memory for the slots of a block.
-template <DType D>
+template <int kWords>
 constexpr size_t slot_bytes(int n_slots, int chunks, int threads) {
-  return static_cast<size_t>(n_slots) * static_cast<size_t>(chunks * threads) * (Format<D>::kQuantized ? 20 : 16);
+  return static_cast<size_t>(n_slots) * static_cast<size_t>(chunks * threads) * (16 + 4 * kWords);
 }
 
 // How many threads share a row, when each may have up to kChunks of its chunks; 0 when `limit` threads do not suffice.

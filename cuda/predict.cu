@@ -142,7 +142,7 @@ struct RowsBlock {
 #pragma unroll
           for (int k = 0; k < kChunks; ++k) {
             if (first + r >= n || !slots.has(k)) continue;
-            dots[r] = in.dot(k, slots.get(first + r, k, first_row + row_in_block(pass, first + r)), dots[r]);
+            dots[r] = in.dot(k, slots.get(first + r, k), dots[r]);
           }
         }
         const float sum = warp_sums(dots);
@@ -239,7 +239,7 @@ __global__ void relu_kernel(float* x, int64_t n) {
 template <typename F>
 bool with_rows(const Matrix& w, F&& f) {
   bool done = false;
-  with_format(w.type, [&]<DType D>() {
+  with_predictor_format(w.type, [&]<DType D>() {
     const auto attempt = [&]<int kChunks>() {
       const int threads = threads_per_row(w.cols / Format<D>::kWeights, kChunks, kThreads);
       if (done || threads == 0) return;
@@ -266,8 +266,8 @@ size_t set_rows(const Gpu& gpu, RowsArgs& a, int threads, int64_t rows_per_block
   a.threads = threads;
   a.rows_per_block = static_cast<int>(rows_per_block);
   a.rows_per_pass = static_cast<int>(std::min<int64_t>(kHeldChunks / kChunks, ceil_div(rows_per_block, groups)));
-  while (a.rows_per_pass > 1 && slot_bytes<D>(a.rows_per_pass, kChunks, kThreads) > most) --a.rows_per_pass;
-  return slot_bytes<D>(a.rows_per_pass, kChunks, kThreads);
+  while (a.rows_per_pass > 1 && slot_bytes<kSlotWords<D>>(a.rows_per_pass, kChunks, kThreads) > most) --a.rows_per_pass;
+  return slot_bytes<kSlotWords<D>>(a.rows_per_pass, kChunks, kThreads);
 }
 
 unsigned grid_of(const NameTarget& target, int64_t workers) {

@@ -44,6 +44,7 @@ struct FirstProduct {
   // Requests the weights. May be called before grid_wait().
   __device__ __forceinline__ void start() {
     const int n_chunks = static_cast<int>(a.fc1.cols) / Format<D>::kWeights;
+    const RowFields<D> fields(a.fc1.cols);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -53,8 +54,7 @@ struct FirstProduct {
         if (r >= a.rows_per_block || n_rows == 0) continue;
         const int c = min(static_cast<int>(threadIdx.x) + k * kThreads, n_chunks - 1);
         const int64_t row = min(first_row + r, static_cast<int>(a.fc1.rows) - 1);
-        w[r][k] = load_chunk<D>(static_cast<const uint4*>(a.fc1.data) + row * n_chunks,
-                                static_cast<const unsigned short*>(a.fc1.scales) + row * (a.fc1.cols / 32), c);
+        w[r][k] = fields.load(row_of(a.fc1, fields, row), 0, static_cast<unsigned>(c));
       }
     }
     if constexpr (!Format<D>::kQuantized) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     const RowSlots<D, kSecond, true> slots(shared, n_slots, lane, kWarp, a.fc2.cols);
     const bool has_rows = first_row < a.fc2.rows;
     // Rows that fc2 does not have are its last.
-    const auto row_of = [&](int i) { return min(first_row + i * kWarps + warp, static_cast<int>(a.fc2.rows) - 1); };
+    const auto row = [&](int i) { return min(first_row + i * kWarps + warp, static_cast<int>(a.fc2.rows) - 1); };
     float threshold = 0.0f;
     const int neuron = first_row + warp * 32 + lane;  // of word `warp`
     const bool has_word = warp < a.words_per_block && neuron < a.target.n;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
     // memory busy, because a warp that asks for more is held up until there is room for it.
     const auto request_word = [&](int word) {
       if (has_rows && word < a.words_per_block) {
-        slots.request(2 * word, a.fc2, row_of(2 * word)), slots.request(2 * word + 1, a.fc2, row_of(2 * word + 1));
+        slots.request(2 * word, a.fc2, row(2 * word)), slots.request(2 * word + 1, a.fc2, row(2 * word + 1));
       }
       end_copy_group();
     };
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
         for (int i = 0; i < 2; ++i) {
           const int slot = 2 * word + i;
 #pragma unroll
-          for (int k = 0; k < kSecond; ++k) dots[i] = in.dot(k, slots.get(slot, k, row_of(slot)), dots[i]);
+          for (int k = 0; k < kSecond; ++k) dots[i] = in.dot(k, slots.get(slot, k), dots[i]);
         }
         const float score = warp_sums(dots);
         if (lane % (kWarp / 2) == 0) scores[(2 * word + lane / (kWarp / 2)) * kWarps + warp] = score;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constan
 template <typename F>
 bool with_chunks(const Predictor& p, F&& f) {
   bool done = false;
-  with_format(p.fc1.type, [&]<DType D>() {
+  with_predictor_format(p.fc1.type, [&]<DType D>() {
     if constexpr (D != DType::f32) {
       constexpr int kWeights = Format<D>::kWeights, kNarrow = Format<D>::kQuantized ? 1 : 2;
       if (p.fc1.cols % kWeights != 0 || p.fc2.cols % kWeights != 0) return;
@@ -286,7 +286,7 @@ FusedPlan plan_fused(const Gpu& gpu, const Predictor& p, const NameTarget& targe
   const int64_t rows = ceil_div(p.fc1.rows, workers), words = ceil_div(target.n_words(), workers);
   if (rows > kMaxRows || words > kMaxWords) return plan;
   with_chunks(p, [&]<DType D, int kFirst, int kSecond>() {
-    const size_t bytes = slot_bytes<D>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
+    const size_t bytes = slot_bytes<kSlotWords<D>>(static_cast<int>(words) * 32 / kWarps, kSecond, kThreads);
     if (bytes + kStatic > gpu.shared_per_block) return;
     const auto* kernel = reinterpret_cast<const void*>(fused_kernel<D, kFirst, kSecond>);
     if (!fits_at_once(gpu, kernel, workers + messengers, kThreads, bytes)) return;

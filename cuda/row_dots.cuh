@@ -46,25 +46,20 @@ struct RowDots {
   static constexpr int kTileChunks = kTileColumns<D> / F::kWeights;
   static_assert(kTileChunks % (kWarp * kUnroll) == 0, "a batch of chunks must not straddle tiles");
 
-  const uint4* base[kBases];
-  const unsigned short* scales[kBases];
+  const RowFields<D> fields;
+  const std::byte* base[kBases];
   int n_chunks;  // of a row
   bool live;     // a warp without rows still helps to stage the input
   Chunk w[kRows][kUnroll];
   float sum[kRows];
 
-  __device__ __forceinline__ void set_rows(int b, const void* data, const void* all_scales, int64_t first_row,
-                                           int cols) {
-    base[b] = static_cast<const uint4*>(data) + first_row * (cols / F::kWeights);
-    scales[b] = static_cast<const unsigned short*>(all_scales) + first_row * (cols / 32);
-    n_chunks = cols / F::kWeights;
+  __device__ __forceinline__ explicit RowDots(int cols) : fields(cols), n_chunks(cols / F::kWeights) {}
+  __device__ __forceinline__ void set_rows(int b, const void* data, int64_t first_row) {
+    base[b] = static_cast<const std::byte*>(data) + first_row * fields.stride;
   }
   __device__ __forceinline__ void load(int r, int u, int c) {
-    const int64_t row = r % kRowsPerBase;
-    if (live && c < n_chunks) {
-      w[r][u] = load_chunk<D>(base[r / kRowsPerBase] + row * n_chunks,
-                              scales[r / kRowsPerBase] + row * (n_chunks * F::kWeights / 32), c);
-    }
+    const auto row = static_cast<unsigned>(r % kRowsPerBase);
+    if (live && c < n_chunks) w[r][u] = fields.load(base[r / kRowsPerBase], row * fields.stride, static_cast<unsigned>(c));
   }
   // Requests the first chunks. May be called before grid_wait().
   __device__ __forceinline__ void start() {

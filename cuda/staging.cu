@@ -7,21 +7,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One thread a block of 32 weights: quants to `quants`, its scale to `scales`. Blocks lie at odd multiples of 2 bytes.
-template <typename Block>
-__global__ void __launch_bounds__(kThreads)
-    split_kernel(const Block* blocks, int64_t n, uint32_t* quants, unsigned short* scales) {
-  constexpr int kWords = sizeof(Block::qs) / 4;
+// One thread a block of the file's layout, which becomes a part of a packed row.
+template <DType D, typename Block>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const Block* blocks, int64_t n, int64_t cols, std::byte* rows) {
   grid_trigger();
   grid_wait();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= n) return;
-  const auto* halves = reinterpret_cast<const unsigned short*>(blocks + i);
-  scales[i] = halves[0];
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) {
-    quants[i * kWords + w] = halves[1 + 2 * w] | static_cast<uint32_t>(halves[2 + 2 * w]) << 16;
-  }
+  const int64_t per_row = cols / Block::size;
+  const PackedRow at = packed_row(packed_format(D), cols);
+  pack_block<D>(blocks[i], i % per_row, at, rows + i / per_row * at.stride);
 }
 
 }  // namespace
@@ -31,7 +26,7 @@ size_t Staging::bytes(const FfnShard& s) {
   for (const Matrix* m : {&s.gate, &s.up, &s.down_t}) {
     if (!*m) continue;
     sum += aligned(m->bytes());
-    if (is_quantized(m->type)) sum += adopted_layout(m->type, m->rows, m->cols).total_bytes;
+    if (is_quantized(m->type)) sum += adopted_bytes(m->type, m->rows, m->cols);
   }
   for (const Vector* v : {&s.gate_bias, &s.up_bias}) {
     if (*v) sum += aligned(static_cast<size_t>(v->n) * sizeof(float));
@@ -69,14 +64,12 @@ FfnShard Staging::stage(int index, const FfnShard& host) {
   FfnShard s = host;
   for (Matrix* m : {&s.gate, &s.up, &s.down_t}) {
     if (!*m) continue;
-    HEARTH_CHECK(m->scales == nullptr, "a matrix in another layout than the file's");
+    HEARTH_CHECK(m->layout == Layout::rows, "a matrix in another layout than the file's");
     const std::byte* const blocks = copy(slot, used, m->data, m->bytes());
     m->data = blocks;
     if (!is_quantized(m->type)) continue;
-    const AdoptedLayout layout = adopted_layout(m->type, m->rows, m->cols);
-    m->data = slot.memory + used;
-    m->scales = slot.memory + used + layout.scales_offset;
-    used += layout.total_bytes;
+    m->data = slot.memory + used, m->layout = Layout::planes;
+    used += adopted_bytes(m->type, m->rows, m->cols);
     HEARTH_CHECK(used <= slot_bytes_, "{} bytes in a slot of {}", used, slot_bytes_);
     slot.pending.push_back({*m, blocks});
   }
@@ -91,17 +84,12 @@ void Staging::acquire(int index) {
   Slot& slot = slots_[static_cast<size_t>(index)];
   CUDA_CHECK(cudaStreamWaitEvent(gpu_.stream, slot.filled));
   for (const Pending& p : slot.pending) {
-    const int64_t n = p.to.rows * (p.to.cols / 32);
-    auto* quants = static_cast<uint32_t*>(const_cast<void*>(p.to.data));
-    auto* scales = static_cast<unsigned short*>(const_cast<void*>(p.to.scales));
-    const unsigned blocks = grid_size(ceil_div(n, kThreads));
-    if (p.to.type == DType::q8_0) {
-      launch(gpu_, split_kernel<BlockQ8_0>, blocks, kThreads, 0, static_cast<const BlockQ8_0*>(p.blocks), n, quants,
-             scales);
-    } else {
-      launch(gpu_, split_kernel<BlockQ4_0>, blocks, kThreads, 0, static_cast<const BlockQ4_0*>(p.blocks), n, quants,
-             scales);
-    }
+    with_block(p.to.type, [&]<DType D, typename Block>() {
+      const int64_t n = p.to.rows * (p.to.cols / Block::size);
+      launch(gpu_, pack_kernel<D, Block>, grid_size(ceil_div(n, kThreads)), kThreads, 0,
+             static_cast<const Block*>(p.blocks), n, p.to.cols,
+             static_cast<std::byte*>(const_cast<void*>(p.to.data)));
+    });
   }
 }
 

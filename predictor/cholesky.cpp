@@ -12,7 +12,7 @@ namespace {
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 Matrix host_matrix(const RowMajor& m) {
-  return {DType::f32, m.rows(), m.cols(), m.data(), nullptr};
+  return {DType::f32, m.rows(), m.cols(), m.data()};
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ class Parameter {
   Parameter(const std::vector<float>& values, int64_t rows, int64_t cols, float decay, Products& products)
       : products_(products),
         decay_(decay),
-        value_(products.upload({DType::f32, rows, cols, values.data(), nullptr})),
+        value_(products.upload({DType::f32, rows, cols, values.data()})),
         gradient_(products.allocate(rows, cols)),
         first_(products.allocate(rows, cols)),
         second_(products.allocate(rows, cols)) {}
@@ -212,7 +212,7 @@ class Trainer {
     products_.read(from, to.data());
   }
   void write(const std::vector<float>& from, int64_t rows, int64_t cols, const OwnedBlock& to) {
-    products_.write({DType::f32, rows, cols, from.data(), nullptr}, to->row_part(0, rows));
+    products_.write({DType::f32, rows, cols, from.data()}, to->row_part(0, rows));
   }
   // The gradient of a bias: sums over tokens.
   void write_sum(const std::vector<float>& values, int64_t cols, Parameter& bias) {
@@ -220,7 +220,7 @@ class Trainer {
     for (size_t i = 0; i < values.size(); i += sum_.size()) {
       for (size_t c = 0; c < sum_.size(); ++c) sum_[c] += values[i + c];
     }
-    products_.write({DType::f32, 1, cols, sum_.data(), nullptr}, bias.gradient());
+    products_.write({DType::f32, 1, cols, sum_.data()}, bias.gradient());
   }
 
   // Share of the loss that the best-scored neurons hold, as many as kBudget times the active ones over all tokens.

@@ -92,7 +92,7 @@ void HostProducts::multiply(const Operand& a, const Operand& b, const Block& c, 
     const int64_t n_k = std::min(kMaxDepth, depth - k);
     for (int64_t col = 0; col < cols; col += kMaxColumns) {
       const int64_t n_cols = std::min(kMaxColumns, cols - col);
-      const Matrix w{DType::f32, n_cols, n_k, packed(columns, col, n_cols, k, n_k, 1.0f, packed_b_), nullptr};
+      const Matrix w{DType::f32, n_cols, n_k, packed(columns, col, n_cols, k, n_k, 1.0f, packed_b_)};
       for (int64_t row = 0; row < rows; row += kMaxTokens) {
         const int64_t n_rows = std::min(kMaxTokens, rows - row);
         const float* x = packed(a, row, n_rows, k, n_k, form.scale, packed_a_);

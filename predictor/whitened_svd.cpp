@@ -20,10 +20,10 @@ constexpr int kIterations = 8;         // of the subspace
 constexpr int64_t kOversampling = 32;  // more vectors than are wanted
 
 Matrix as_matrix(const RowMajor& m) {
-  return {DType::f32, m.rows(), m.cols(), m.data(), nullptr};
+  return {DType::f32, m.rows(), m.cols(), m.data()};
 }
 Matrix as_matrix(std::span<const f16_t> x, int64_t n) {
-  return {DType::f16, static_cast<int64_t>(x.size()) / n, n, x.data(), nullptr};
+  return {DType::f16, static_cast<int64_t>(x.size()) / n, n, x.data()};
 }
 
 // Walks the rows of a host matrix, a tile at a time in the memory of the products.
@@ -40,7 +40,7 @@ void for_tiles(const Matrix& m, Products& products, F&& visit) {
 
 OwnedBlock ones(int64_t n, Products& products) {
   const std::vector<float> values(static_cast<size_t>(n), 1.0f);
-  return products.upload({DType::f32, 1, n, values.data(), nullptr});
+  return products.upload({DType::f32, 1, n, values.data()});
 }
 
 OwnedBlock mean_of(const Matrix& x, Products& products) {
@@ -167,7 +167,7 @@ OwnedBlock weighted_square(const Matrix& gate, std::span<const float> weights, c
       for (int64_t c = 0; c < n; ++c) values[static_cast<size_t>(i * n + c)] *= weights[static_cast<size_t>(first + i)];
     }
     const Block dw = rows->row_part(0, count), dwl = whitened->row_part(0, count);
-    products.write({DType::f32, count, n, values.data(), nullptr}, dw);
+    products.write({DType::f32, count, n, values.data()}, dw);
     products.multiply(dw, inputs.factor->lower(), dwl);
     products.multiply(transposed(dwl), dwl, square, {.accumulate = true});
   }
@@ -258,7 +258,7 @@ LowRank whitened_svd(const Matrix& gate, std::span<const float> weights, const I
 std::vector<float> refit_fc2(const Matrix& gate, std::span<const float> fc1, int64_t rank, const InputMoments& inputs,
                              Products& products) {
   const int64_t n = inputs.n, at_once = std::min(gate.rows, tile_rows(n));
-  const OwnedBlock rows = products.upload({DType::f32, rank, n, fc1.data(), nullptr});
+  const OwnedBlock rows = products.upload({DType::f32, rank, n, fc1.data()});
   const OwnedBlock fc1_c = products.allocate(rank, n), inner = products.allocate(rank, rank);
   products.multiply(rows, transposed(inputs.covariance), fc1_c);  // C is symmetric
   products.multiply(fc1_c, transposed(rows), inner);

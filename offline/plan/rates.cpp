@@ -97,7 +97,7 @@ class Layer {
   int32_t *ids = nullptr, *count = nullptr;
 
  private:
-  static Matrix shape(DType type) { return {type, kFf, kEmbd, nullptr, nullptr}; }
+  static Matrix shape(DType type) { return {type, kFf, kEmbd, nullptr}; }
   Device& device_;
   HostBuffer data_;
   std::vector<float> bias_;

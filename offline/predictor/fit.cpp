@@ -82,7 +82,7 @@ const Matrix& LayerFit::gate() {
   const std::vector<float> k =
       predictor::linear_guess(samples_.at(Part::fit, layer_).ffn, read(Part::fit), moments(), products_);
   gate_values_.resize(static_cast<size_t>(w.rows * n_embd_));
-  const OwnedBlock guess = products_.upload({DType::f32, n_embd_, n_embd_, k.data(), nullptr});
+  const OwnedBlock guess = products_.upload({DType::f32, n_embd_, n_embd_, k.data()});
   const int64_t at_once = predictor::tile_rows(n_embd_);
   for (int64_t first = 0; first < w.rows; first += at_once) {
     const OwnedBlock rows = products_.upload(w.slice_rows(first, std::min(at_once, w.rows - first)));
@@ -90,7 +90,7 @@ const Matrix& LayerFit::gate() {
     products_.multiply(rows, guess, composed);
     products_.read(composed, gate_values_.data() + first * n_embd_);
   }
-  return gate_ = {DType::f32, w.rows, n_embd_, gate_values_.data(), nullptr};
+  return gate_ = {DType::f32, w.rows, n_embd_, gate_values_.data()};
 }
 
 // An error of the score does harm where the neuron is often near its threshold and loses much there; both show in its

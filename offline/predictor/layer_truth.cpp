@@ -27,7 +27,7 @@ const float* LayerTruth::losses(std::span<const f16_t> x, int64_t first, int64_t
 const predictor::TokenProducts& LayerTruth::tokens(std::span<const f16_t> x) {
   if (!tokens_ || last_ != x.data()) {
     tokens_.reset();  // first, so that the two are never in memory at once
-    tokens_.emplace(Matrix{DType::f16, static_cast<int64_t>(x.size()) / n_embd_, n_embd_, x.data(), nullptr},
+    tokens_.emplace(Matrix{DType::f16, static_cast<int64_t>(x.size()) / n_embd_, n_embd_, x.data()},
                     products_);
     last_ = x.data();
   }
@@ -74,7 +74,7 @@ void LayerTruth::compute(const predictor::TokenProducts& x, int64_t first, int64
 
 SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x, int64_t n_embd, Products& products)
     : predictor_(predictor), T_(static_cast<int64_t>(x.size()) / n_embd) {
-  const Matrix inputs{DType::f16, T_, n_embd, x.data(), nullptr};
+  const Matrix inputs{DType::f16, T_, n_embd, x.data()};
   reader_.emplace(inputs, products);
   if (!predictor.fc1) return;
   const int64_t rank = predictor.fc1.rows;
@@ -90,7 +90,7 @@ SampleScores::SampleScores(const Predictor& predictor, std::span<const f16_t> x,
   }
   hidden_.resize(by_row.size());
   predictor::transpose(by_row.data(), rank, T_, hidden_.data());
-  reader_.emplace(Matrix{DType::f32, T_, rank, hidden_.data(), nullptr}, products);
+  reader_.emplace(Matrix{DType::f32, T_, rank, hidden_.data()}, products);
 }
 
 void SampleScores::scores(int64_t first, int64_t count, std::vector<float>& score) {

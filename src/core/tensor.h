@@ -10,7 +10,7 @@ namespace hearth {
 // How a matrix lies in memory.
 enum class Layout {
   rows,    // row by row, as in the file
-  planes,  // row by row, the scales of a block format apart from its quants (aligned loads)
+  planes,  // row by row, each row's scales apart from its quants, as GPUs read them (cuda/packing.h)
   panels,  // several rows interleaved, in a form of the device's own that takes as many bytes (Device::pack())
 };
 
@@ -21,8 +21,6 @@ struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
   const void* data = nullptr;
-  // Layout::planes: `data` holds the quants alone and `scales` the block scales. Null otherwise.
-  const void* scales = nullptr;
   Layout layout = Layout::rows;
 
   explicit operator bool() const { return data != nullptr; }
@@ -33,7 +31,7 @@ struct Matrix {
     return static_cast<const std::byte*>(data) + static_cast<size_t>(r) * row_size();
   }
   // Rows [first, first + count) in the file's layout.
-  Matrix slice_rows(int64_t first, int64_t count) const { return {type, count, cols, row(first), nullptr}; }
+  Matrix slice_rows(int64_t first, int64_t count) const { return {type, count, cols, row(first)}; }
 };
 
 // A vector of f32 parameters (norm weights, biases), n elements; empty when the model has none.

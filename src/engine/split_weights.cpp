@@ -32,7 +32,7 @@ class RowPacker {
         std::memcpy(out + k * row, m.row(ids[k]), row);
       }
     });
-    return {m.type, static_cast<int64_t>(ids.size()), m.cols, out, nullptr};
+    return {m.type, static_cast<int64_t>(ids.size()), m.cols, out};
   }
   Vector elements(const Vector& v, Ids ids) {
     if (!v) return {};

@@ -30,7 +30,7 @@ class Binder {
       fail("'{}': tensor {} is [{}, {}], expected [{}, {}] (columns, rows)", file_.path().string(), name, t.cols(),
            t.rows(), cols, rows);
     }
-    return {t.traits->type, rows, cols, file_.data(t).data(), nullptr};
+    return {t.traits->type, rows, cols, file_.data(t).data()};
   }
   Matrix optional_matrix(const std::string& name, int64_t rows, int64_t cols) const {
     return has(name) ? matrix(name, rows, cols) : Matrix{};

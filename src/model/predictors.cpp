@@ -140,7 +140,7 @@ class Reader {
     if (!t.traits->computable())
       fail("'{}': {} has type {}, which is no type of weights", name_, t.name, t.traits->name);
     expect(t, t.traits->type, cols, rows);
-    return {t.traits->type, rows, cols, file_.data(t).data(), nullptr};
+    return {t.traits->type, rows, cols, file_.data(t).data()};
   }
 
   Vector vector(size_t l, std::string_view what, int64_t n) const {

@@ -43,7 +43,7 @@ struct OwnedMatrix {
   // `values` [rows][cols], converted to `type`, whose block size must divide cols.
   static OwnedMatrix from(const float* values, int64_t rows, int64_t cols, DType type);
   explicit operator bool() const { return !data.empty(); }
-  Matrix view() const { return *this ? Matrix{type, rows, cols, data.data(), nullptr} : Matrix{}; }
+  Matrix view() const { return *this ? Matrix{type, rows, cols, data.data()} : Matrix{}; }
 };
 
 // A layer's predictor with its own memory, as fitting makes it.

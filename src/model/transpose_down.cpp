@@ -70,7 +70,7 @@ Matrix transpose(const Matrix& m, HostBuffer& storage, RequantizationError& erro
   } else {
     transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, storage.as<uint16_t>());
   }
-  return {m.type, m.cols, m.rows, storage.data(), nullptr};
+  return {m.type, m.cols, m.rows, storage.data()};
 }
 
 }  // namespace hearth::model

@@ -80,7 +80,7 @@ struct Weights {
   Weights() = default;
   Weights(DType type, int64_t rows, int64_t cols, const std::vector<float>& values);
   explicit operator bool() const { return rows > 0; }
-  Matrix matrix() const { return {type, rows, cols, data.data(), nullptr}; }
+  Matrix matrix() const { return {type, rows, cols, data.data()}; }
   DType type = DType::f32;
   int64_t rows = 0, cols = 0;
   std::vector<std::byte> data;

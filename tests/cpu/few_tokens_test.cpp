@@ -183,7 +183,7 @@ std::vector<FewTokens::ParamType> cases() {
     const auto device = cpu::make_device(team, isa);
     for (const DType type : kTypes) {
       all.emplace_back(isa, type, Kept::as_in_file);
-      if (device->packed_bytes({type, 32, traits(type).block_size, nullptr, nullptr}) > 0)
+      if (device->packed_bytes({type, 32, traits(type).block_size, nullptr}) > 0)
         all.emplace_back(isa, type, Kept::packed);
     }
   }

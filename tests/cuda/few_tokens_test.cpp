@@ -61,8 +61,8 @@ TEST_F(GpuAmongOthersTest, Products) {
   };
   // Few rows, two and four of them a warp, rows of more than a tile, and of no whole number of chunks.
   for (const DType type : kAllTypes) {
-    for (const auto& [rows, cols] : {Case{37, 416}, {2500, 64}, {4301, 160}, {9001, 32}, {13, 8192 + 544}, {203, 45}}) {
-      if (is_quantized(type) && cols % 32 != 0) continue;
+    for (const auto& [rows, least] : {Case{37, 416}, {2500, 64}, {4301, 160}, {9001, 32}, {13, 8192 + 544}, {203, 45}}) {
+      const int64_t cols = whole_blocks(type, least);
       for (const int64_t T : {2, 3, 5, 8}) {
         SCOPED_TRACE(fmt::format("{} {} x {} T {}", traits(type).name, rows, cols, T));
         const TwinAct in = make_input(rng, T, cols);
@@ -83,7 +83,8 @@ TEST_F(GpuAmongOthersTest, Products) {
 TEST_F(GpuAmongOthersTest, ProductsOfANorm) {
   std::mt19937 rng(3);
   for (const DType type : kAllTypes) {
-    for (const int64_t cols : {32, 416, 4096}) {
+    for (const int64_t least : {32, 416, 4096}) {
+      const int64_t cols = whole_blocks(type, least);
       const int64_t T = 6, rows = 4500;
       SCOPED_TRACE(fmt::format("{} cols {}", traits(type).name, cols));
       const Twin<float> x = random(rng, T * cols), weight = random(rng, cols);
@@ -103,12 +104,13 @@ TEST_F(GpuAmongOthersTest, DenseFfn) {
   std::mt19937 rng(4);
   for (const DType type : kAllTypes) {
     for (const bool transposed : {false, true}) {
-      for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}, {3, 64}, {9203, 96}}) {
-        if (!transposed && n % 32 != 0) continue;
+      for (const auto& [n_of_case, least] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}, {3, 64}, {9203, 96}}) {
+        if (!transposed && n_of_case % 32 != 0) continue;
+        const int64_t n = transposed ? n_of_case : whole_blocks(type, n_of_case), n_embd = whole_blocks(type, least);
         for (const int64_t T : {2, 8}) {
           SCOPED_TRACE(fmt::format("{} transposed {} n {} T {}", traits(type).name, transposed, n, T));
           const TwinAct in = make_input(rng, T, n_embd);
-          const TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, n != 352, transposed);
+          const TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, n_of_case != 352, transposed);
           const Twin<float> bias = random(rng, n_embd), y = random(rng, T * n_embd);
           expect_as_alone(*gpu_, T, {{y, T}}, [&, n_embd = n_embd](int64_t t, int64_t count) {
             gpu_->ffn_dense(shard.on(kGpu), in.on(kGpu, t), count, {bias.on(kGpu), n_embd}, y.on(kGpu) + t * n_embd,
@@ -126,7 +128,8 @@ TEST_F(GpuAmongOthersTest, SparseFfn) {
     int64_t n, n_embd;
   };
   for (const DType type : kAllTypes) {
-    for (const auto& [n, n_embd] : {Case{1, 64}, {31, 160}, {1000, 288}, {9001, 96}, {431, 4096}}) {
+    for (const auto& [n, least] : {Case{1, 64}, {31, 160}, {1000, 288}, {9001, 96}, {431, 4096}}) {
+      const int64_t n_embd = whole_blocks(type, least);
       for (const bool exact : {true, false}) {
         const int64_t T = n == 1000 ? 8 : 3;
         SCOPED_TRACE(fmt::format("{} n {} n_embd {} {}", traits(type).name, n, n_embd, exact ? "exact" : "named"));
@@ -171,9 +174,10 @@ TEST_F(GpuAmongOthersTest, SparseFfnOfSeveralTypes) {
 TEST_F(GpuAmongOthersTest, PredictedAndLinkedNeurons) {
   std::mt19937 rng(7);
   for (const DType type : kAllTypes) {
-    for (const int64_t rank : {96, 1344, 33}) {  // in one kernel, in two, and by ordinary products
-      if (is_quantized(type) && rank == 33) continue;
-      const int64_t T = 5, n = 903, n_linked = 70, n_embd = 288;
+    for (const int64_t least : {96, 1344, 33}) {  // in one kernel, in two, and by ordinary products
+      if (is_quantized(type) && least == 33) continue;
+      const int64_t rank = whole_blocks(type, least);
+      const int64_t T = 5, n = 903, n_linked = 70, n_embd = whole_blocks(type, 288);
       SCOPED_TRACE(fmt::format("{} rank {}", traits(type).name, rank));
       const TwinAct in = make_input(rng, T, n_embd);
       TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, true, true),

@@ -15,7 +15,9 @@ TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
     for (const bool transposed : {false, true}) {
       for (const bool gated : {true, false}) {
         for (const int64_t T : {1, 3, 6, 40}) {
-          for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}}) {
+          for (const auto& [n_of_case, least] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}}) {
+            const int64_t n = transposed ? n_of_case : whole_blocks(type, n_of_case);
+            const int64_t n_embd = whole_blocks(type, least);
             SCOPED_TRACE(
                 fmt::format("{} transposed {} gated {} T {} n {}", traits(type).name, transposed, gated, T, n));
             const TwinAct in = make_input(rng, T, n_embd);
@@ -99,7 +101,8 @@ class GpuSparseTest : public GpuFfnTest {
 TEST_F(GpuSparseTest, ExactModeFindsTheActiveNeurons) {
   std::mt19937 rng(4);
   for (const DType type : kAllTypes) {
-    for (const auto& [n, n_embd] : {std::pair<int64_t, int64_t>{1, 64}, {31, 160}, {1000, 288}, {9001, 96}}) {
+    for (const auto& [n, least] : {std::pair<int64_t, int64_t>{1, 64}, {31, 160}, {1000, 288}, {9001, 96}}) {
+      const int64_t n_embd = whole_blocks(type, least);
       for (const bool gated : {true, false}) {
         SCOPED_TRACE(fmt::format("{} n {} n_embd {} gated {}", traits(type).name, n, n_embd, gated));
         TwinShard shard(*ref_, *gpu_, rng, type, n, n_embd, gated, true);
@@ -112,16 +115,17 @@ TEST_F(GpuSparseTest, ExactModeFindsTheActiveNeurons) {
 
 TEST_F(GpuSparseTest, PredictedNeuronsOnly) {
   std::mt19937 rng(5);
-  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+  for (const DType type : kAllTypes) {
     for (const int keep : {0, 3, 50, 100}) {
       SCOPED_TRACE(fmt::format("{} keep {} %", traits(type).name, keep));
-      TwinShard shard(*ref_, *gpu_, rng, type, 6007, 160, true, true);
+      const int64_t n_embd = whole_blocks(type, 160);
+      TwinShard shard(*ref_, *gpu_, rng, type, 6007, n_embd, true, true);
       shard.act = Activation::relu;
       std::vector<int32_t> predicted;
       for (int32_t k = 0; k < 6007; ++k) {
         if (random_int(rng, 0, 99) < keep) predicted.push_back(k);
       }
-      expect_same(rng, shard, 160, 0.0f, &predicted, bound(type, 1));
+      expect_same(rng, shard, n_embd, 0.0f, &predicted, bound(type, 1));
     }
   }
 }
@@ -141,7 +145,10 @@ TEST_F(GpuSparseTest, LongRowsAndSeveralRowsOfColumnsAThread) {
                                      {DType::bf16, 4104},
                                      {DType::q8_0, 2048},
                                      {DType::q8_0, 8224},
-                                     {DType::q4_0, 8192}}) {
+                                     {DType::q4_0, 8192},
+                                     {DType::q4_k, 4352},
+                                     {DType::q6_k, 8192},
+                                     {DType::q3_k, 5120}}) {
     for (const bool exact : {true, false}) {
       SCOPED_TRACE(fmt::format("{} n_embd {} exact {}", traits(type).name, n_embd, exact));
       TwinShard shard(*ref_, *gpu_, rng, type, 431, n_embd, true, true);
@@ -155,14 +162,25 @@ TEST_F(GpuSparseTest, LongRowsAndSeveralRowsOfColumnsAThread) {
 
 TEST_F(GpuSparseTest, WeightsOfSeveralTypes) {
   std::mt19937 rng(8);
-  for (const bool exact : {true, false}) {
-    SCOPED_TRACE(exact);
-    TwinShard shard(*ref_, *gpu_, rng, DType::q4_0, 700, 160, true, true);
-    shard.down = TwinMatrix(*ref_, *gpu_, rng, DType::f16, 700, 160, 0.1f);
-    shard.act = Activation::relu;
-    std::vector<int32_t> predicted;
-    for (int32_t k = 3; k < 700; k += 2) predicted.push_back(k);
-    expect_same(rng, shard, 160, 0.0f, exact ? nullptr : &predicted, bound(DType::q4_0, 1));
+  using enum DType;
+  struct Mixture {
+    DType gate, up, down;
+    int64_t n_embd;
+  };
+  for (const auto& [gate, up, down, n_embd] :
+       {Mixture{q4_0, q4_0, f16, 160}, Mixture{q4_k, q4_k, q6_k, 1280}, Mixture{q5_k, q5_k, q6_k, 512},
+        Mixture{q4_k, q4_k, q5_k, 4096}, Mixture{q3_k, q3_k, q5_k, 768}, Mixture{q3_k, q3_k, q4_k, 256},
+        Mixture{q2_k, q2_k, q3_k, 512}, Mixture{iq4_xs, iq4_xs, q5_k, 768}, Mixture{q5_0, q5_1, q4_1, 96}}) {
+    for (const bool exact : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {} {} {}", traits(gate).name, traits(up).name, traits(down).name, exact));
+      TwinShard shard(*ref_, *gpu_, rng, gate, 700, n_embd, true, true);
+      shard.up = TwinMatrix(*ref_, *gpu_, rng, up, 700, n_embd, 0.1f);
+      shard.down = TwinMatrix(*ref_, *gpu_, rng, down, 700, n_embd, 0.1f);
+      shard.act = Activation::relu;
+      std::vector<int32_t> predicted;
+      for (int32_t k = 3; k < 700; k += 2) predicted.push_back(k);
+      expect_same(rng, shard, n_embd, 0.0f, exact ? nullptr : &predicted, bound(gate, 1));
+    }
   }
 }
 

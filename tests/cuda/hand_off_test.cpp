@@ -149,7 +149,7 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
   for (const DType type : kAllTypes) {
     for (const int64_t n_linked : {1, 5, 700}) {
       for (const double density : {0.0, 0.15, 1.0}) {
-        const int64_t n = 903, n_cold = n_linked + 100, n_embd = 288;
+        const int64_t n = 903, n_cold = n_linked + 100, n_embd = whole_blocks(type, 288);
         SCOPED_TRACE(fmt::format("{} n_linked {} density {}", traits(type).name, n_linked, density));
         Layer l = make_layer(rng, type, n, n_embd);
         l.shard.keep_gates_from_zero(l.in.on(kRef));
@@ -157,11 +157,11 @@ TEST_F(GpuHandOffTest, LinkedNeurons) {
         linked.act = Activation::relu;
         linked.keep_gates_from_zero(l.in.on(kRef));
         HostShard pinned(*gpu_, linked.on(kRef));
-        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, 96, type, type, true, true}, l.in.on(kRef),
+        const int64_t rank = whole_blocks(type, 96), next_rank = whole_blocks(type, n_linked == 700 ? 1024 : 64);
+        const TwinPredictor p(*ref_, *gpu_, rng, {n + n_cold, n_embd, rank, type, type, true, true}, l.in.on(kRef),
                               density);
         // Whose hints pass beside the neurons that are read over the link.
-        const TwinPredictor next(*ref_, *gpu_, rng, {n + n_cold, n_embd, n_linked == 700 ? 1024 : 64, type, type},
-                                 l.in.on(kRef), density);
+        const TwinPredictor next(*ref_, *gpu_, rng, {n + n_cold, n_embd, next_rank, type, type}, l.in.on(kRef), density);
         const TwinLists own(*ref_, *gpu_, 1, n), far_lists(*ref_, *gpu_, 1, n_linked);
         const Twin<int32_t> n_active(*ref_, *gpu_, {-1, -1});
         std::vector<std::vector<Received>> got;

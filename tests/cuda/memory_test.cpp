@@ -36,7 +36,7 @@ TEST_F(GpuMemoryTest, AccountingMatchesTheDriver) {
   size_t adopted = 0;
   for (int i = 0; i < 40; ++i) {
     const DType type = i % 2 == 0 ? DType::q4_0 : DType::f16;
-    const Matrix m{type, 3000 + 17 * i, 4096, host.data(), nullptr};
+    const Matrix m{type, 3000 + 17 * i, 4096, host.data()};
     adopted += d->adopted_bytes(m);
     EXPECT_EQ(d->adopted_bytes(m) % 256, 0u);
     d->adopt(m);

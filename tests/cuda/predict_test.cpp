@@ -40,20 +40,23 @@ class GpuPredictTest : public GpuFfnTest {
 
 TEST_F(GpuPredictTest, EveryTypeAndShape) {
   std::mt19937 rng(20);
-  for (const DType fc1 : kAllTypes) {
-    for (const DType fc2 : kAllTypes) {
-      expect_predicted(rng, {1003, 288, 96, fc1, fc2, true, true}, 0.1);
-      expect_predicted(rng, {33, 96, 1056, fc1, fc2, false, false}, 0.3);
-    }
+  const auto expect = [&](DType fc1, DType fc2) {
+    expect_predicted(rng, {1003, whole_blocks(fc1, 288), whole_blocks(fc2, 96), fc1, fc2, true, true}, 0.1);
+    expect_predicted(rng, {33, whole_blocks(fc1, 96), whole_blocks(fc2, 1056), fc1, fc2, false, false}, 0.3);
+  };
+  constexpr DType kOwnKernels[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+  for (const DType fc1 : kOwnKernels) {
+    for (const DType fc2 : kOwnKernels) expect(fc1, fc2);
   }
+  for (const DType type : kAllTypes) expect(type, type), expect(DType::f16, type), expect(type, DType::f16);
 }
 
 // Both products in one kernel up to 8 rows of fc1 a multiprocessor, in two beyond.
 TEST_F(GpuPredictTest, LargePredictors) {
   std::mt19937 rng(26);
   for (const DType type : kAllTypes) {
-    expect_predicted(rng, {9001, 1120, 1024, type, type, true, true}, 0.1);
-    expect_predicted(rng, {70, 96, 1344, type, type}, 0.2);
+    expect_predicted(rng, {9001, whole_blocks(type, 1120), 1024, type, type, true, true}, 0.1);
+    expect_predicted(rng, {70, whole_blocks(type, 96), whole_blocks(type, 1344), type, type}, 0.2);
   }
   expect_predicted(rng, {8000, 4096, 1024, DType::f16, DType::f16}, 0.1);
 }
@@ -78,8 +81,8 @@ TEST_F(GpuPredictTest, NoneAllAndOneNeuron) {
 TEST_F(GpuPredictTest, CopyOfTheGate) {
   std::mt19937 rng(23);
   for (const DType type : kAllTypes) {
-    expect_predicted(rng, {777, 288, 0, type, type}, 0.1);
-    expect_predicted(rng, {777, 4128, 0, type, type}, 0.1);
+    expect_predicted(rng, {777, whole_blocks(type, 288), 0, type, type}, 0.1);
+    expect_predicted(rng, {777, whole_blocks(type, 4128), 0, type, type}, 0.1);
   }
 }
 

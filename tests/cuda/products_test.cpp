@@ -79,8 +79,8 @@ TEST_F(GpuProductsTest, FitsWhatTheHostFits) {
   const auto fit = [&](Products& products) {
     const predictor::InputMoments m = predictor::moments_of({values, static_cast<size_t>(T * n)}, n, products);
     const predictor::LowRank low = predictor::whitened_svd(gate.matrix, weights, m, rank, products);
-    const OwnedBlock fc1 = products.upload({DType::f32, rank, n, low.fc1.data(), nullptr});
-    const OwnedBlock fc2 = products.upload({DType::f32, n_ff, rank, low.fc2.data(), nullptr});
+    const OwnedBlock fc1 = products.upload({DType::f32, rank, n, low.fc1.data()});
+    const OwnedBlock fc2 = products.upload({DType::f32, n_ff, rank, low.fc2.data()});
     const OwnedBlock fitted = products.allocate(n_ff, n);
     products.multiply(fc2, fc1, fitted);  // vectors may differ in sign, their product does not
     return std::pair(low.singular, read(products, fitted));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,15 @@ namespace hearth::test {
 
 constexpr int kRef = 0, kGpu = 1;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// Every type that GPUs have kernels for.
+inline constexpr std::array kAllTypes = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,   DType::q4_0,   DType::q4_1,
+                                         DType::q5_0, DType::q5_1, DType::q2_k, DType::q3_k,   DType::q4_k,   DType::q5_k,
+                                         DType::q6_k, DType::iq4_nl, DType::iq4_xs, DType::mxfp4};
+// n columns, or so many more that they are whole blocks of a quantised type.
+inline int64_t whole_blocks(DType type, int64_t n) {
+  const int64_t block = is_quantized(type) ? traits(type).block_size : 1;
+  return (n + block - 1) / block * block;
+}
 constexpr double kEps = 0x1p-24;  // rounding of f32
 constexpr double kEpsF16 = 0x1p-11, kEpsBf16 = 0x1p-8;
 
@@ -178,7 +188,7 @@ class TwinMatrix {
     const DTypeTraits& t = traits(type);
     t.from_float(values_.data(), storage_.data(), rows * cols);
     t.to_float(storage_.data(), values_.data(), rows * cols);
-    const Matrix host{type, rows, cols, storage_.data(), nullptr};
+    const Matrix host{type, rows, cols, storage_.data()};
     matrix_[kRef] = ref.adopt(host), matrix_[kGpu] = gpu.adopt(host);
   }
   const Matrix& on(int side) const { return matrix_[side]; }

@@ -1,6 +1,5 @@
 #pragma once
 // Random shards of an FFN and inputs for them, on the GPU device and on the reference.
-#include <array>
 #include <cstring>
 #include <type_traits>
 
@@ -8,8 +7,6 @@
 #include "twin.h"
 
 namespace hearth::test {
-
-inline constexpr std::array kAllTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
 
 // A random shard of n neurons on both devices.
 struct TwinShard {

@@ -72,7 +72,7 @@ TEST_P(Divided, EqualsTheUndividedModel) {
   // it carries a rounding.
   test::ErrorLimits limits(path, script, test::kCpuArithmetic, {.n_batch = 16});
   limits.expect_not_vacuous();
-  const test::TightLimit tight(path, test::kCpuArithmetic, {.n_batch = 16}, {2, 1}, 5);
+  const test::TightLimit tight(path, test::kCpuArithmetic, {.n_batch = 16}, {2, 1}, test::kFloatNoise, 5);
 
   struct Mode {
     const char* name;

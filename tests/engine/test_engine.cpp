@@ -123,7 +123,7 @@ TEST_P(EngineCases, EveryWayToRunIsWithinTheRoundings) {
 TEST_P(EngineCases, EveryWayToRunRoundsAsStated) {
   if (!own()) GTEST_SKIP() << "on the small models alone: larger ones round some value across a boundary in every step";
   for (const std::vector<int64_t>& calls : {std::vector<int64_t>{2, 1}, std::vector<int64_t>{7}}) {
-    const test::TightLimit limit(path_, test::kCpuArithmetic, {}, calls, 7);
+    const test::TightLimit limit(path_, test::kCpuArithmetic, {}, calls, test::kFloatNoise, 7);
     EXPECT_LT(limit.limit(), 2e-3) << "the bound is vacuous";
     for (const Way& way : ways()) {
       Runner run(*model_, way);

@@ -31,7 +31,7 @@ TEST(TransposeDown, IsTheTypesOwnEncodingOfTheTransposedValues) {
       t.from_float(wanted.data() + r * cols, row, cols);
       t.to_float(row, values.data() + r * cols, cols);
     }
-    const Matrix m{type, rows, cols, data.data(), nullptr};
+    const Matrix m{type, rows, cols, data.data()};
     ASSERT_TRUE(model::can_transpose(m));
     HostBuffer storage(model::transposed_bytes(m));
     model::RequantizationError error;
@@ -62,8 +62,8 @@ TEST(TransposeDown, IsTheTypesOwnEncodingOfTheTransposedValues) {
 }
 
 TEST(TransposeDown, NeedsWholeBlocks) {
-  EXPECT_FALSE(model::can_transpose({DType::q4_k, 384, 256, nullptr, nullptr}));
-  EXPECT_TRUE(model::can_transpose({DType::q4_0, 96, 256, nullptr, nullptr}));
+  EXPECT_FALSE(model::can_transpose({DType::q4_k, 384, 256, nullptr}));
+  EXPECT_TRUE(model::can_transpose({DType::q4_0, 96, 256, nullptr}));
 }
 
 class ForeignFile : public testing::Test {

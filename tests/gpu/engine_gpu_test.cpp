@@ -33,8 +33,8 @@ class GpuEngine : public testing::TestWithParam<Case> {
   void SetUp() override {
     std::string why;
     if (cuda::list_gpus(&why).empty()) GTEST_SKIP() << "needs a GPU: " << why;
-    if (!std::filesystem::exists(GetParam().model.directory)) {
-      GTEST_SKIP() << "needs " << GetParam().model.directory << ", which is absent";
+    if (const auto& from = GetParam().model.directory; !from.empty() && !std::filesystem::exists(from)) {
+      GTEST_SKIP() << "needs " << from << ", which is absent";
     }
     path_ = test::gguf_of(GetParam().model, GetParam().type);
   }
@@ -69,8 +69,10 @@ TEST_P(GpuEngine, PromptsAndDecodeAreWithinTheRoundings) {
 // Against the oracle with the roundings that the kernels are said to do: what is left is the order of float sums.
 TEST_P(GpuEngine, RoundsAsStated) {
   if (!own()) GTEST_SKIP() << "on the small models alone: larger ones round some value across a boundary in every step";
+  // Sums over four-bit rows carry their offset of 8 to the end, which takes bits of the result (cuda/format.cuh).
+  const double noise = (GetParam().type == DType::q4_0 ? 2 : 1) * test::kFloatNoise;
   for (const std::vector<int64_t>& calls : {std::vector<int64_t>{2, 1}, std::vector<int64_t>{9, 1}}) {
-    const test::TightLimit limit(path_, test::kGpuArithmetic, {.n_batch = 16}, calls);
+    const test::TightLimit limit(path_, test::kGpuArithmetic, {.n_batch = 16}, calls, noise);
     for_each_way([&](Engine& e, const std::string& way) {
       const double share = limit.share([&](const test::Script& s) { return test::run(e, s); });
       EXPECT_LE(share, 1) << way << ", prompt of " << calls[0];
@@ -83,6 +85,7 @@ TEST_P(GpuEngine, RoundsAsStated) {
 // The recorded logits are those of the checkpoint's own weights: what a type's weights differ from them by is measured
 // with the oracle, without a GPU; the GPU may add its roundings.
 TEST_P(GpuEngine, GivesTheGoldens) {
+  if (GetParam().model.directory.empty()) GTEST_SKIP() << "a random model has none";
   auto model = model::Model::load(path_);
   const auto goldens = test::read_goldens(GetParam().model.directory);
   const auto gpu = cuda::make_device(0);
@@ -93,12 +96,14 @@ TEST_P(GpuEngine, GivesTheGoldens) {
     const test::ErrorLimits limits(path_, prompt, test::kGpuArithmetic, {});
     const double of_weights = test::golden_error(limits.expected()[0], g);
     const double bound = limits.worst(0) + of_weights;
-    engine::Sequence text = e.sequence();
-    const double error = test::golden_error(e.eval(text, g.ids), g);
+    const auto prompt_error = [&] {  // its sequence ends here: the greedy text needs the cache's pages
+      engine::Sequence text = e.sequence();
+      return test::golden_error(e.eval(text, g.ids), g);
+    };
+    const double error = prompt_error();
     EXPECT_LE(error, bound) << g.prompt;
-    if (!is_quantized(GetParam().type))
-      test::expect_greedy(e, g,
-                          4 * bound);  // bounds at later positions are not measured: twice this one, on either side
+    // Bounds at later positions are not measured: twice this one, on either side.
+    if (!is_quantized(GetParam().type)) test::expect_greedy(e, g, 4 * bound);
     worst = std::max(worst, error), share = std::max(share, error / bound);
     worst_of_weights = std::max(worst_of_weights, of_weights);
   }
@@ -190,13 +195,14 @@ TEST(GpuMemory, OfAWholeModelIsAccountedWithin64MiB) {
   expect_accounted("recorded steps");
 }
 
-// What plans count is what the device takes.
+// What plans count is what the device takes, but for the last granule that the driver hands out.
 TEST(GpuMemory, OfScratchAndActivationsIsKnownBefore) {
   std::string why;
   const auto gpus = cuda::list_gpus(&why);
   if (gpus.empty()) GTEST_SKIP() << "needs a GPU: " << why;
   auto model = model::Model::load(test::source_dir() / "models" / "hearth-demo.gguf");
   const model::Config& c = model.config();
+  constexpr size_t kGranule = 2 << 20;
   for (const int64_t n_batch : {1, 100, 512}) {
     const auto gpu = cuda::make_device(0);
     const Engine e(model, *gpu, {.n_ctx = 512, .n_batch = n_batch});
@@ -206,11 +212,12 @@ TEST(GpuMemory, OfScratchAndActivationsIsKnownBefore) {
       return bytes;
     };
     const auto shape = engine::ActivationShape::of(512, 1, n_batch, model.quantized());
-    EXPECT_EQ(engine::Activations::bytes(c, shape, [](int64_t n) { return cuda::q8_bytes(n); }),
-              taken(Purpose::activations));
+    const size_t activations = engine::Activations::bytes(c, shape, [](int64_t n) { return cuda::q8_bytes(n); });
+    EXPECT_LE(activations, taken(Purpose::activations));
+    EXPECT_GT(activations + kGranule, taken(Purpose::activations));
     const size_t planned = cuda::scratch_bytes(gpus[0], engine::limits_of(c, 512, n_batch, model.quantized()));
     EXPECT_LE(planned, taken(Purpose::scratch));
-    EXPECT_GE(planned + (1 << 20), taken(Purpose::scratch)) << "what is rounded, and the mailboxes' counters";
+    EXPECT_GT(planned + kGranule + (1 << 20), taken(Purpose::scratch)) << "and the mailboxes' counters";
   }
 }
 
@@ -271,6 +278,10 @@ std::vector<Case> cases() {
       if (t != DType::f32 || m.name.starts_with("own_")) all.push_back({m, t});
     }
   }
+  for (const DTypeTraits& t : all_traits()) {  // rows of whole super-blocks
+    if (t.quantized()) all.push_back({test::wide_models()[0], t.type});
+  }
+  all.push_back({test::wide_models()[1], DType::q4_k});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Zoo, GpuEngine, testing::ValuesIn(cases()),

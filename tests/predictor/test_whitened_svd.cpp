@@ -18,7 +18,7 @@ constexpr int64_t kN = 48, kNff = 160, kT = 700;
 struct Case {
   std::vector<float> gate;  // [kNff][kN]
   std::vector<f16_t> x;     // [kT][kN]
-  Matrix matrix() const { return {DType::f32, kNff, kN, gate.data(), nullptr}; }
+  Matrix matrix() const { return {DType::f32, kNff, kN, gate.data()}; }
 };
 
 // Inputs of unequal variances around a mean; a gate of the given rank.
@@ -144,8 +144,8 @@ TEST_F(WhitenedSvd, GuessesALinearFunction) {
   const std::vector<float> map = test::random_normal(rng, static_cast<size_t>(kN * kN), 0.1f);
   std::vector<float> x(c.x.size()), h(c.x.size());
   traits(DType::f16).to_float(c.x.data(), x.data(), static_cast<int64_t>(x.size()));
-  TokenProducts({DType::f32, kN, kN, map.data(), nullptr}, products_)
-      .multiply({DType::f32, kT, kN, x.data(), nullptr}, h.data());
+  TokenProducts({DType::f32, kN, kN, map.data()}, products_)
+      .multiply({DType::f32, kT, kN, x.data()}, h.data());
   std::vector<f16_t> h16(h.size());
   traits(DType::f16).from_float(h.data(), h16.data(), static_cast<int64_t>(h.size()));
   const std::vector<float> k = linear_guess(h16, c.x, m, products_);
@@ -187,13 +187,13 @@ TEST_F(WhitenedSvd, WideInputs) {
   std::vector<f16_t> x(static_cast<size_t>(T * n));
   traits(DType::f16).from_float(test::random_normal(rng, x.size()).data(), x.data(), T * n);
   const InputMoments m = moments_of(x, n, products_);
-  const Matrix w{DType::f32, n_ff, n, gate.data(), nullptr};
+  const Matrix w{DType::f32, n_ff, n, gate.data()};
   const LowRank low = whitened_svd(w, std::vector<float>(n_ff, 1.0f), m, 16, products_);
   EXPECT_LT(low.singular[rank], 2e-3f * low.singular[0]);
   // fc2 fc1 = the gate itself
   std::vector<float> product(gate.size());
-  const OwnedBlock fc1 = products_.upload({DType::f32, 16, n, low.fc1.data(), nullptr});
-  const OwnedBlock fc2 = products_.upload({DType::f32, n_ff, 16, low.fc2.data(), nullptr});
+  const OwnedBlock fc1 = products_.upload({DType::f32, 16, n, low.fc1.data()});
+  const OwnedBlock fc2 = products_.upload({DType::f32, n_ff, 16, low.fc2.data()});
   const OwnedBlock both = products_.allocate(n_ff, n);
   products_.multiply(fc2, fc1, both);
   products_.read(both, product.data());

@@ -201,7 +201,7 @@ class TightLimit {
  public:
   // `calls` of each sequence.
   TightLimit(const std::filesystem::path& path, const Arithmetic& arithmetic, const engine::EngineOptions& options,
-             const std::vector<int64_t>& calls, size_t n_sequences = 15) {
+             const std::vector<int64_t>& calls, double float_noise = kFloatNoise, size_t n_sequences = 15) {
     NoisyModel model(path, arithmetic, options);
     size_t n = 0;
     for (const int64_t c : calls) n += static_cast<size_t>(c);
@@ -210,7 +210,7 @@ class TightLimit {
       expected_.push_back(model.run(scripts_.back(), {Rounding::nearest}, 0));
     }
     for (uint32_t k = 0; k < 4; ++k) {
-      const auto draw = [&](const Script& s) { return model.run(s, {Rounding::nearest, kFloatNoise}, 2000 + k); };
+      const auto draw = [&](const Script& s) { return model.run(s, {Rounding::nearest, float_noise}, 2000 + k); };
       limit_ = std::max(limit_, kWorstFactor * median_error(draw));
     }
   }

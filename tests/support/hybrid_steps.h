@@ -47,7 +47,7 @@ class HybridLayer {
     for (size_t i = 0; i < kHybridEmbd; ++i) identity_[i * kHybridEmbd + i] = 1.0f;
     const auto adopt = [&](std::vector<float>& values, int64_t rows) {
       if (values.empty()) values = random_normal(rng, static_cast<size_t>(rows * kHybridEmbd));
-      return device.adopt(Matrix{DType::f32, rows, kHybridEmbd, values.data(), nullptr});
+      return device.adopt(Matrix{DType::f32, rows, kHybridEmbd, values.data()});
     };
     shard_.gate = adopt(gate_, kHybridNeurons), shard_.up = adopt(up_, kHybridNeurons);
     shard_.down_t = adopt(down_, kHybridNeurons);

@@ -58,7 +58,7 @@ inline void check_cholesky_refusal(Products& products) {
   constexpr int64_t n = 200;
   std::vector<float> values(n * n);
   for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i * n + i)] = i == 170 ? -1.0f : 2.0f;
-  const Matrix m{DType::f32, n, n, values.data(), nullptr};
+  const Matrix m{DType::f32, n, n, values.data()};
   EXPECT_FALSE(predictor::Cholesky::of(products.upload(m), products));
   values[170 * n + 170] = std::nanf("");
   EXPECT_FALSE(predictor::Cholesky::of(products.upload(m), products));
@@ -110,20 +110,20 @@ inline void check_wide_svd(Products& products) {
     return half;
   };
   const std::vector<f16_t> x = inputs(), fresh = inputs();
-  const Matrix w{DType::f32, n_ff, n, gate.data(), nullptr};
+  const Matrix w{DType::f32, n_ff, n, gate.data()};
   const predictor::InputMoments m = predictor::moments_of(x, n, products);
   std::vector<float> weights(n_ff, 1.0f);
   for (size_t i = 0; i < 30; ++i) weights[i] = 4.0f;
   const predictor::LowRank low = predictor::whitened_svd(w, weights, m, rank, products);
   EXPECT_LT(low.singular[true_rank], 2e-3f * low.singular[0]);
-  const OwnedBlock fc1 = products.upload({DType::f32, rank, n, low.fc1.data(), nullptr});
-  const OwnedBlock fc2 = products.upload({DType::f32, n_ff, rank, low.fc2.data(), nullptr});
+  const OwnedBlock fc1 = products.upload({DType::f32, rank, n, low.fc1.data()});
+  const OwnedBlock fc2 = products.upload({DType::f32, n_ff, rank, low.fc2.data()});
   // gate - fc2 fc1, applied to inputs that were not fitted on
   products.multiply(fc2, fc1, gate_block, {.scale = -1.0f, .accumulate = true});
   const std::vector<float> error = read(products, gate_block);
   std::vector<float> wrong(n_ff * T), right(n_ff * T);
-  const predictor::TokenProducts tokens({DType::f16, T, n, fresh.data(), nullptr}, products);
-  tokens.multiply({DType::f32, n_ff, n, error.data(), nullptr}, wrong.data());
+  const predictor::TokenProducts tokens({DType::f16, T, n, fresh.data()}, products);
+  tokens.multiply({DType::f32, n_ff, n, error.data()}, wrong.data());
   tokens.multiply(w, right.data());
   double difference = 0, norm = 0;
   for (size_t i = 0; i < wrong.size(); ++i) {

@@ -35,9 +35,8 @@ inline void add_predictors(model::Model& m, model::PredictorInput input) {
       constexpr int64_t rank = 5;
       p.weights.relu = true;
       p.weights.fc1 = {DType::f32, rank, n_embd,
-                       storage->keep(random_normal(rng, static_cast<size_t>(rank * n_embd))).data, nullptr};
-      p.weights.fc2 = {DType::f32, n, rank, storage->keep(random_normal(rng, static_cast<size_t>(n * rank))).data,
-                       nullptr};
+                       storage->keep(random_normal(rng, static_cast<size_t>(rank * n_embd))).data};
+      p.weights.fc2 = {DType::f32, n, rank, storage->keep(random_normal(rng, static_cast<size_t>(n * rank))).data};
       p.weights.fc1_bias = storage->keep(random_normal(rng, rank));
     }
     p.weights.threshold = storage->keep(std::move(threshold));

@@ -17,7 +17,7 @@ struct HostMatrix {
   HostMatrix(std::mt19937& rng, DType type, int64_t rows, int64_t cols)
       : values(random_normal(rng, static_cast<size_t>(rows * cols))),
         storage(static_cast<size_t>(rows) * row_bytes(type, cols)),
-        matrix{type, rows, cols, storage.data(), nullptr} {
+        matrix{type, rows, cols, storage.data()} {
     traits(type).from_float(values.data(), storage.data(), rows * cols);
     traits(type).to_float(storage.data(), values.data(), rows * cols);
   }
@@ -58,7 +58,7 @@ inline void check_product(Products& products, const ProductShape& s) {
       for (int64_t c = 0; c < cols; ++c)
         all[static_cast<size_t>((r + kBefore) * width + c + kBefore)] = inner[static_cast<size_t>(r * cols + c)];
     }
-    OwnedBlock b = products.upload({DType::f32, rows + kBefore + kAfter, width, all.data(), nullptr});
+    OwnedBlock b = products.upload({DType::f32, rows + kBefore + kAfter, width, all.data()});
     return std::pair(std::move(b), all);
   };
   const auto [a_rows, a_cols] = stored(s.rows, s.depth, s.a_transposed);
