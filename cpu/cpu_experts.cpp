@@ -99,7 +99,8 @@ void CpuDevice::gather_input(std::span<ExpertGroup> groups, Act in, int64_t n_em
     const int64_t t = tokens[g.first];
     g.copied = tokens[g.first + g.count - 1] - t + 1 != g.count;
     if (!g.copied) {
-      g.in = {in.x + t * n_embd, in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * row : nullptr};
+      g.in = {in.x + t * n_embd,
+              in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * row : nullptr};
     } else {
       copied += g.count;
       g.in = {scratch(mixture_.in, (g.first + g.count) * n_embd) + g.first * n_embd,
@@ -114,7 +115,8 @@ void CpuDevice::gather_input(std::span<ExpertGroup> groups, Act in, int64_t n_em
     const bool f32 = !is_quantized(ffn.gate.type) || (ffn.up && !is_quantized(ffn.up.type));
     const bool q8 = is_quantized(ffn.gate.type) || (ffn.up && is_quantized(ffn.up.type));
     for (int64_t k = 0; k < g.count; ++k) {
-      const auto t = static_cast<size_t>(tokens[g.first + k]), at = static_cast<size_t>(k), n = static_cast<size_t>(n_embd);
+      const auto t = static_cast<size_t>(tokens[g.first + k]), at = static_cast<size_t>(k),
+                 n = static_cast<size_t>(n_embd);
       if (f32) std::memcpy(g.in.x + at * n, in.x + t * n, n * sizeof(float));
       if (q8) std::memcpy(static_cast<std::byte*>(g.in.q8) + at * row, static_cast<std::byte*>(in.q8) + t * row, row);
     }

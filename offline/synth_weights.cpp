@@ -13,7 +13,20 @@ namespace hearth::offline {
 namespace {
 
 // Ids of random streams: one for every tensor of the model, and one more for the choice of a gate row's basis vectors.
-enum LayerStream : uint64_t { kQ, kK, kV, kO, kGate, kBasis, kTerms_, kUp, kDown, kRouter, kLiking, kStreamsPerLayer = 16 };
+enum LayerStream : uint64_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kGate,
+  kBasis,
+  kTerms_,
+  kUp,
+  kDown,
+  kRouter,
+  kLiking,
+  kStreamsPerLayer = 16
+};
 enum ModelStream : uint64_t { kEmbedding = uint64_t{1} << 32, kPositions, kHead, kTopics };
 
 constexpr double kTopicCorrelation = 0.7;  // of neighbouring topics

@@ -164,11 +164,16 @@ const char* gating_name(Gating gating) {
 
 ordered_json experts_json(const model::ExpertsDescription& e) {
   const Routing& r = e.routing;
-  return {{"count", r.n_expert},           {"used", r.n_used},
-          {"n_ff", e.n_ff},                {"n_ff_shared", e.n_ff_shared},
-          {"dense_layers", e.n_dense_layers}, {"gating", gating_name(r.gating)},
-          {"normalized", r.normalize},     {"scale", r.scale},
-          {"groups", r.n_groups},          {"groups_used", r.n_groups_used}};
+  return {{"count", r.n_expert},
+          {"used", r.n_used},
+          {"n_ff", e.n_ff},
+          {"n_ff_shared", e.n_ff_shared},
+          {"dense_layers", e.n_dense_layers},
+          {"gating", gating_name(r.gating)},
+          {"normalized", r.normalize},
+          {"scale", r.scale},
+          {"groups", r.n_groups},
+          {"groups_used", r.n_groups_used}};
 }
 
 std::string experts_text(const model::ExpertsDescription& e) {

@@ -128,7 +128,8 @@ void run_synth(const Flags& f) {
 }
 
 void add_sizes(CLI::App& cmd, Flags& f) {
-  cmd.add_option("--shape", f.shape, "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, "
+  cmd.add_option("--shape", f.shape,
+                 "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, "
                  "qwen3-30b-a3b or tiny");
   cmd.add_option("--arch", f.arch, "llama, opt, falcon or qwen3moe (default: the shape's, or llama)");
   cmd.add_option("--layers,--n-layer", f.n_layer, "number of layers")->check(CLI::PositiveNumber);
@@ -161,9 +162,10 @@ void add_statistics(CLI::App& cmd, Flags& f) {
                  "stays while a text stays in a topic and changes slowly as it moves on")
       ->capture_default_str();
   cmd.add_flag("--dense", o.dense, "plain random weights: no control over the sparsity");
-  cmd.add_option("--expert-skew", o.expert_skew,
-                 "how unequally experts are liked: standard deviation over experts of a router's logits, over that over "
-                 "tokens")
+  cmd.add_option(
+         "--expert-skew", o.expert_skew,
+         "how unequally experts are liked: standard deviation over experts of a router's logits, over that over "
+         "tokens")
       ->capture_default_str();
   cmd.add_option("--activation", o.activation,
                  "relu, or silu with --dense; mixtures are dense and silu where it is not given")

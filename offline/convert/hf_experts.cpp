@@ -16,8 +16,8 @@ struct Mixture {
   ExpertStyle style;
   Gating gating;
   const char* n_ff_key;
-  bool normalize;               // where norm_topk_prob is silent
-  bool norm_key;                // norm_topk_prob counts
+  bool normalize;                  // where norm_topk_prob is silent
+  bool norm_key;                   // norm_topk_prob counts
   std::string_view shared_prefix;  // empty: no shared expert
   bool shared_gate, correction;
 };

@@ -173,7 +173,8 @@ class Mapper {
            row.when == When::untied ? ", and tie_word_embeddings is not set" : "");
     }
     const bool vector = row.cols == Dim::one;
-    MappedTensor m{std::move(gguf), t, extent(row.rows, c_), extent(row.cols, c_), vector, false, RowOrder::as_is, 0, {}};
+    MappedTensor m{
+        std::move(gguf), t, extent(row.rows, c_), extent(row.cols, c_), vector, false, RowOrder::as_is, 0, {}};
     const std::vector<int64_t> expected = vector ? std::vector{m.rows} : std::vector{m.rows, m.cols};
     check(*t, expected);
     m.keep_f32 = row.rows == Dim::n_positions;
@@ -284,7 +285,8 @@ std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& 
     const std::string hf = fmt::format("{}{}.", t.layer_prefix, l), gguf = fmt::format("blk.{}.", l);
     const bool experts = config.experts.in_layer(l);
     for (const Row& row : t.layer) {
-      if (!experts || !row.hf.starts_with("mlp.")) mapper.add(row, hf + std::string(row.hf), gguf + std::string(row.gguf));
+      if (!experts || !row.hf.starts_with("mlp."))
+        mapper.add(row, hf + std::string(row.hf), gguf + std::string(row.gguf));
     }
     if (experts) mapper.add_experts(hf, gguf);
   }

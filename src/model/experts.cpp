@@ -17,9 +17,9 @@ struct RoutingTraits {
   bool normalize;
 };
 constexpr std::array kRouting = {
-    RoutingTraits{"llama", Gating::softmax, true},     RoutingTraits{"qwen2moe", Gating::softmax, false},
-    RoutingTraits{"qwen3moe", Gating::softmax, true},  RoutingTraits{"olmoe", Gating::softmax, false},
-    RoutingTraits{"glm4moe", Gating::sigmoid, true},   RoutingTraits{"gpt-oss", Gating::selected_softmax, false},
+    RoutingTraits{"llama", Gating::softmax, true},      RoutingTraits{"qwen2moe", Gating::softmax, false},
+    RoutingTraits{"qwen3moe", Gating::softmax, true},   RoutingTraits{"olmoe", Gating::softmax, false},
+    RoutingTraits{"glm4moe", Gating::sigmoid, true},    RoutingTraits{"gpt-oss", Gating::selected_softmax, false},
     RoutingTraits{"deepseek2", Gating::softmax, false}, RoutingTraits{"smallthinker", Gating::softmax, true},
 };
 
@@ -118,7 +118,8 @@ int64_t read_shared(const Keys& keys, int64_t n_ff, int64_t layer) {
   const int64_t count = keys.count_or("expert_shared_count", 0, kMostExperts, t != nullptr ? 1 : 0);
   const int64_t said = keys.count_or("expert_shared_feed_forward_length", 0, int64_t{1} << 20, -1);
   if (t == nullptr) {
-    if (count > 0 || said > 0) fail("{}: the keys tell of a shared expert, and tensor {} is missing", keys.where(), name);
+    if (count > 0 || said > 0)
+      fail("{}: the keys tell of a shared expert, and tensor {} is missing", keys.where(), name);
     return 0;
   }
   if (count == 0) fail("{}: {} is 0, and tensor {} is there", keys.where(), keys.name("expert_shared_count"), name);
@@ -153,11 +154,12 @@ ExpertsDescription read_experts(const gguf::File& file, std::string_view arch) {
     }
     return e;
   }
-  if (!first) fail("{}: {} is {}, and no layer has the tensor ffn_gate_inp.weight", keys.where(),
-                   keys.name("expert_count"), n_expert);
+  if (!first)
+    fail("{}: {} is {}, and no layer has the tensor ffn_gate_inp.weight", keys.where(), keys.name("expert_count"),
+         n_expert);
   e.routing = read_routing(keys, arch, n_expert);
   e.n_ff = keys.has("expert_feed_forward_length") ? keys.count("expert_feed_forward_length", 1, int64_t{1} << 20)
-                                                   : keys.count("feed_forward_length", 1, int64_t{1} << 20);
+                                                  : keys.count("feed_forward_length", 1, int64_t{1} << 20);
   e.n_dense_layers = keys.count_or("leading_dense_block_count", 0, 4096, 0);
   if (e.n_dense_layers != *first) {
     fail("{}: the first layer with experts is {}, and {} is {}", keys.where(), *first,

@@ -47,17 +47,11 @@ class Mixture {
     ids.resize(kTokens * (kUsed + 1)), weights.resize(ids.size());
     device.route(router, rows(0), kTokens, choice(0));
   }
-  Act rows(int64_t t) {
-    return {x.data() + t * kEmbd, q8.data() + static_cast<size_t>(t) * device.q8_bytes(kEmbd)};
-  }
-  ExpertChoice choice(int64_t t) {
-    return {ids.data() + t * (kUsed + 1), weights.data() + t * (kUsed + 1), kUsed + 1};
-  }
+  Act rows(int64_t t) { return {x.data() + t * kEmbd, q8.data() + static_cast<size_t>(t) * device.q8_bytes(kEmbd)}; }
+  ExpertChoice choice(int64_t t) { return {ids.data() + t * (kUsed + 1), weights.data() + t * (kUsed + 1), kUsed + 1}; }
 
  private:
-  static DType fitting(DType type, int64_t cols) {
-    return cols % traits(type).block_size == 0 ? type : DType::q8_0;
-  }
+  static DType fitting(DType type, int64_t cols) { return cols % traits(type).block_size == 0 ? type : DType::q8_0; }
   Matrix matrix(DType type, int64_t n_rows, int64_t cols, float scale) {
     const auto values =
         test::random_normal(rng_, static_cast<size_t>(n_rows * cols), scale / std::sqrt(static_cast<float>(cols)));
@@ -115,7 +109,8 @@ TEST_P(Experts, AreTheSumOfTheirFfns) {
       std::vector<float> one(kEmbd);
       const ExpertChoice single{m_.ids.data() + i, m_.weights.data() + i, 1};
       m_.device.HostDevice::ffn_experts(m_.experts, single, m_.rows(i / (kUsed + 1)), 1, one.data());
-      for (int64_t c = 0; c < kEmbd; ++c) size[static_cast<size_t>(i / (kUsed + 1) * kEmbd + c)] += std::fabs(one[static_cast<size_t>(c)]);
+      for (int64_t c = 0; c < kEmbd; ++c)
+        size[static_cast<size_t>(i / (kUsed + 1) * kEmbd + c)] += std::fabs(one[static_cast<size_t>(c)]);
     }
     double largest = 0;
     for (size_t i = 0; i < y.size(); ++i) {

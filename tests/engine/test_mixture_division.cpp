@@ -70,7 +70,9 @@ std::vector<Case> cases() {
   std::vector<Case> all = {
       {"tiny", std::nullopt, {.n_ff_shared = 96, .n_dense_layers = 1}},
       // With 8-bit activations a rounding may change what is chosen, unless every expert is.
-      {"tiny_q8_0", std::nullopt, {.arch = "qwen2moe", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .n_ff_shared = 32}},
+      {"tiny_q8_0",
+       std::nullopt,
+       {.arch = "qwen2moe", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .n_ff_shared = 32}},
   };
   for (const test::ZooModel& m : test::mixtures()) all.push_back({m.name, m});
   return all;

@@ -18,7 +18,9 @@ using Form = TinyMixtureOptions::Form;
 
 class MixtureFiles : public testing::Test {
  protected:
-  model::Model load(const TinyMixtureOptions& o) { return model::Model::load(test::write_tiny_mixture(dir_ / "m.gguf", o)); }
+  model::Model load(const TinyMixtureOptions& o) {
+    return model::Model::load(test::write_tiny_mixture(dir_ / "m.gguf", o));
+  }
   std::string error_of(const TinyMixtureOptions& o) {
     const auto path = test::write_tiny_mixture(dir_ / "m.gguf", o);
     std::string text = test::message_of([&] { model::Model::load(path); });
