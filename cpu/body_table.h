@@ -40,6 +40,7 @@ constexpr Kernels table_of(const char* name) {
       .add = add_row,
       .scale = scale_by,
       .axpy = axpy_row,
+      .soft_cap = soft_cap,
       .max = max_row,
       .exp_sum = exp_sum,
       .activate = activate,

@@ -48,6 +48,7 @@ void CpuDevice::attend_one(const AttentionArgs& a, int64_t t, float* out) {
     for (int64_t h = 0; h < group; ++h) {
       float* s = scores + h * kPagePositions;
       k_.scale(a.scale, n, s);
+      if (a.soft_cap > 0) k_.soft_cap(a.soft_cap, n, s);
       p[h * width] = k_.max(s, n);
       p[h * width + 1] = k_.exp_sum(s, n, p[h * width]);
     }
@@ -56,8 +57,10 @@ void CpuDevice::attend_one(const AttentionArgs& a, int64_t t, float* out) {
   team_.for_chunks(a.n_head, n_pieces > 4 ? 4 : a.n_head, [&](int64_t begin, int64_t end, int) {
     for (int64_t h = begin; h < end; ++h) {
       const auto part = [&](int64_t piece) { return partial + (piece * a.n_head + h) * width; };
-      float max = part(0)[0], total = 0;
-      for (int64_t i = 1; i < n_pieces; ++i) max = std::max(max, part(i)[0]);
+      const float sink = a.sinks ? a.sinks.data[h] : kMinusInfinity;
+      float max = sink;
+      for (int64_t i = 0; i < n_pieces; ++i) max = std::max(max, part(i)[0]);
+      float total = std::exp(sink - max);
       float* o = out + h * d;
       std::memset(o, 0, static_cast<size_t>(d) * sizeof(float));
       for (int64_t i = 0; i < n_pieces; ++i) {
@@ -148,8 +151,10 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
       for (int64_t i = r; i < r + m; ++i) {
         const int64_t seen = pos[t0 + i / group];
         float* s = scores + i * kKeyBlock;
-        soften(s, std::clamp<int64_t>(first_position(a, seen) - j, 0, n), std::clamp<int64_t>(seen + 1 - j, 0, n),
-               maxima + i, totals + i, sums + i * d_padded, d);
+        const int64_t first = std::clamp<int64_t>(first_position(a, seen) - j, 0, n);
+        const int64_t last = std::clamp<int64_t>(seen + 1 - j, 0, n);
+        if (a.soft_cap > 0 && first < last) k_.soft_cap(a.soft_cap, last - first, s + first);
+        soften(s, first, last, maxima + i, totals + i, sums + i * d_padded, d);
         for (int64_t p = 0; p < n; ++p) weights[r * kKeyBlock + p * mr + (i - r)] = s[p];
       }
       for (int64_t c = 0; c < d_padded; c += nr) {
@@ -159,9 +164,15 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
-    float* o = out + (t0 + r / group) * a.n_head * d + (kv_head * group + r % group) * d;
+    const int64_t head = kv_head * group + r % group;
+    float* o = out + (t0 + r / group) * a.n_head * d + head * d;
+    float factor = 1.0f / totals[r];
+    if (a.sinks) {
+      const float sink = a.sinks.data[head], max = std::max(sink, maxima[r]), scale = std::exp(maxima[r] - max);
+      factor = scale / (totals[r] * scale + std::exp(sink - max));
+    }
     std::memset(o, 0, static_cast<size_t>(d) * sizeof(float));
-    k_.axpy(1.0f / totals[r], sums + r * d_padded, d, o);
+    k_.axpy(factor, sums + r * d_padded, d, o);
   }
 }
 

@@ -122,6 +122,19 @@ void CpuDevice::norm(const NormArgs& a, const float* x, int64_t T, Act out) {
   });
 }
 
+void CpuDevice::add_norm(const NormArgs& a, float* x, int64_t T, float* y) {
+  norm(a, x, T, {x, nullptr});
+  k_.add(x, T * a.n, y);
+}
+
+void CpuDevice::scale(float factor, int64_t n, float* x) {
+  k_.scale(factor, n, x);
+}
+
+void CpuDevice::soft_cap(float cap, int64_t n, float* x) {
+  team_.for_chunks(n, 1024, [&](int64_t begin, int64_t end, int) { k_.soft_cap(cap, end - begin, x + begin); });
+}
+
 void CpuDevice::quantize_rows(Act a, int64_t T, int64_t n) {
   if (a.q8 == nullptr) return;
   team_.for_chunks(T, kRowsPerPiece, [&](int64_t begin, int64_t end, int) {

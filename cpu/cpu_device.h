@@ -53,6 +53,9 @@ class CpuDevice final : public HostDevice {
              int64_t position_offset, int64_t T, float* x) override;
   void quantize(Act a, int64_t T, int64_t n) override { quantize_rows(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override;
+  void add_norm(const NormArgs& args, float* x, int64_t T, float* y) override;
+  void scale(float factor, int64_t n, float* x) override;
+  void soft_cap(float cap, int64_t n, float* x) override;
   using Device::matmul;
   void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;

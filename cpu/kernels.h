@@ -110,6 +110,7 @@ struct Kernels {
   void (*add)(const float* x, int64_t n, float* y);                 // y += x
   void (*scale)(float factor, int64_t n, float* y);                 // y *= factor
   void (*axpy)(float factor, const float* x, int64_t n, float* y);  // y += factor x
+  void (*soft_cap)(float cap, int64_t n, float* y);                 // y = cap tanh(y / cap)
   float (*max)(const float* x, int64_t n);
   // x = exp(x - max); returns the sum. Relative error of exp below 3e-7; below -87 it is 0.
   float (*exp_sum)(float* x, int64_t n, float max);

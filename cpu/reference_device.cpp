@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 
 #include "cpu/cpu.h"
@@ -88,6 +89,8 @@ double activate(Activation act, float threshold, double z) {
       return z / (1 + std::exp(-z));
     case Activation::gelu:
       return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
+    case Activation::gelu_tanh:
+      return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
     case Activation::clamped_silu: {
       const double x = std::min<double>(z, threshold);
       return x / (1 + std::exp(-kClampedSiluAlpha * x));
@@ -95,6 +98,10 @@ double activate(Activation act, float threshold, double z) {
   }
   HEARTH_CHECK(false);
   return 0;
+}
+
+double capped(double x, double cap) {
+  return cap * std::tanh(x / cap);
 }
 
 // x /= sqrt(mean(x^2) + eps), times weight.
@@ -154,6 +161,17 @@ class ReferenceDevice final : public HostDevice {
     quantize_rows(out, T, a.n);
   }
 
+  void add_norm(const NormArgs& a, float* x, int64_t T, float* y) override {
+    norm(a, x, T, {x, nullptr});
+    for (int64_t i = 0; i < T * a.n; ++i) y[i] += x[i];
+  }
+  void scale(float factor, int64_t n, float* x) override {
+    for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+  }
+  void soft_cap(float cap, int64_t n, float* x) override {
+    for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(capped(x[i], cap));
+  }
+
   using Device::matmul;
   void matmul(std::span<const MatmulPart> parts, const Input& input, int64_t T, const NextNorm*) override {
     const Act in = rows_of(input, T);
@@ -185,10 +203,11 @@ class ReferenceDevice final : public HostDevice {
           const f16_t* k = a.cache.k + cache_at(a, t, kv_head, j);
           double s = 0;
           for (int64_t i = 0; i < d; ++i) s += static_cast<double>(q[i]) * f16_to_f32(k[i]);
-          p[static_cast<size_t>(j - first)] = s * a.scale;
+          p[static_cast<size_t>(j - first)] = a.soft_cap > 0 ? capped(s * a.scale, a.soft_cap) : s * a.scale;
         }
-        const double max = *std::max_element(p.begin(), p.end());
-        double total = 0;
+        const double sink = a.sinks ? a.sinks.data[h] : -std::numeric_limits<double>::infinity();
+        const double max = std::max(sink, *std::max_element(p.begin(), p.end()));
+        double total = std::exp(sink - max);
         for (double& s : p) total += s = std::exp(s - max);
         for (int64_t i = 0; i < d; ++i) {
           double sum = 0;

@@ -16,6 +16,8 @@ __device__ __forceinline__ float activate(Activation act, float threshold, float
       return z / (1.0f + expf(-z));
     case Activation::gelu:
       return 0.5f * z * (1.0f + erff(z * 0.70710678f));
+    case Activation::gelu_tanh:
+      return z / (1.0f + expf(z * fmaf(z * z, -0.071354816f, -1.5957691f)));  // 1 + tanh(u) = 2 / (1 + e^-2u)
     case Activation::clamped_silu: {
       const float x = z > threshold ? threshold : z;
       return x / (1.0f + expf(-kClampedSiluAlpha * x));

@@ -28,6 +28,17 @@ __device__ __forceinline__ int64_t cache_offset(const AttentionArgs& a, int page
   const int64_t in_page = kv_head * kPage + static_cast<unsigned>(position) % kPage;
   return page * a.cache.stride + in_page * a.head_dim;
 }
+
+// Scores are in units of ln 2, for softmaxes in base 2.
+constexpr float kLog2E = 1.44269504f;
+__device__ __forceinline__ float capped(const AttentionArgs& a, float score) {
+  const float cap = a.soft_cap * kLog2E;
+  return cap > 0.0f ? cap * tanhf(score / cap) : score;
+}
+// What a head's sink adds to the sum of a softmax relative to `top`.
+__device__ __forceinline__ float sink_share(const AttentionArgs& a, int64_t head, float top) {
+  return a.sinks.data != nullptr ? exp2f(a.sinks.data[head] * kLog2E - top) : 0.0f;
+}
 #endif
 
 }  // namespace hearth::cuda

@@ -61,7 +61,7 @@ __device__ void merge_pieces(const DecodeArgs& d, int64_t t, int64_t head, int n
       piece[k].x = exp2f(piece[k].x - top);
       sum = fmaf(piece[k].x, piece[k].y, sum);
     }
-    sum = group_sum(sum);
+    sum = group_sum(sum) + sink_share(d.a, head + g, top);
 #pragma unroll
     for (int k = 0; k < kMaxSplits / kWarp; ++k) weight[g][lane + k * kWarp] = piece[k].x / sum;
   }
@@ -239,7 +239,7 @@ struct Piece {
   }
   // The thread's dimensions of the query heads, scaled for a softmax in base 2.
   __device__ __forceinline__ void load_q(const NewToken<kLanes, kHeads>& token, float (&q)[kHeads][kDims]) const {
-    const float scale = d.a.scale * 1.44269504f;
+    const float scale = d.a.scale * kLog2E;
 #pragma unroll
     for (int g = 0; g < kHeads; ++g) {
       const float* from = d.a.q + (t * d.a.n_head + head + g) * d.a.head_dim + dim;
@@ -291,12 +291,14 @@ struct WarpStates {
     for (int block = warp; block < p.n_heads * column_blocks; block += kWarps<kHeads>) {
       const int g = block / column_blocks, c = block % column_blocks * kWarp + lane;
       const float2 own = lane < kWarps<kHeads> ? max_sum[lane][g] : make_float2(kNone, 0.0f);  // of warp `lane`
-      const float top = warp_max(own.x), scale = exp2f(own.x - top), sum = group_sum(scale * own.y);
+      const float top = warp_max(own.x), scale = exp2f(own.x - top);
+      float sum = group_sum(scale * own.y);
       float total = 0.0f;
 #pragma unroll
       for (int w = 0; w < kWarps<kHeads>; ++w) total = fmaf(__shfl_sync(kAllLanes, scale, w), acc[w][g][c], total);
       if (c >= n) continue;
       if (p.splits == 1) {
+        sum += sink_share(d.a, p.head + g, top);
         store_output(d, p.t, p.head, g * n + c, (1.0f / sum) * total);
         continue;
       }
@@ -366,7 +368,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   Running<kLanes, kHeads> state;
   for (int step = p.base; step < p.last; step += Work::kStep) {
     p.insert(batch, step, token);
-    state.add(q, batch.k, batch.v, p.mask(step));
+    state.add(q, batch.k, batch.v, p.mask(step), [&](float score) { return capped(d.a, score); });
     const int next = step + Work::kStep;
     if (next >= p.last) break;
     p.load(batch, next, pages);

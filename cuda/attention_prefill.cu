@@ -59,7 +59,7 @@ struct WarpQueries {
   // Reads queries first .. first + 15 of a run, of one head (beyond the run: zeros), scaled for base-2 softmax.
   __device__ __forceinline__ void load(const AttentionArgs& a, const PrefillRun& run, int first, int64_t head) {
     const int lane = threadIdx.x % kWarp;
-    const float scale = a.scale * 1.44269504f;
+    const float scale = a.scale * kLog2E;
     const auto pair = [&](int r, int c) {
       if (r >= run.n_rows || c >= a.head_dim) return 0u;
       const float* from = a.q + ((run.first_row + static_cast<int64_t>(r)) * a.n_head + head) * a.head_dim + c;
@@ -99,11 +99,11 @@ struct WarpQueries {
     }
   }
   // Masks the keys that a row does not see, and turns scores into probabilities relative to the new maximum.
-  __device__ __forceinline__ void softmax(FragmentC (&s)[kKeys<kDim> / 8], int first_key, int window) {
+  __device__ __forceinline__ void softmax(const AttentionArgs& a, FragmentC (&s)[kKeys<kDim> / 8], int first_key) {
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int oldest = window > 0 ? pos[r] - window + 1 : 0;
+      const int oldest = a.window > 0 ? pos[r] - static_cast<int>(a.window) + 1 : 0;
       float best = top[r];
 #pragma unroll
       for (int j = 0; j < kKeys<kDim> / 8; ++j) {
@@ -111,7 +111,7 @@ struct WarpQueries {
         for (int i = 0; i < 2; ++i) {
           const int key = first_key + j * 8 + lane % 4 * 2 + i;
           float& v = s[j].v[2 * r + i];
-          if (key > pos[r] || key < oldest) v = kNone;
+          v = key > pos[r] || key < oldest ? kNone : capped(a, v);
           best = fmaxf(best, v);
         }
       }
@@ -157,6 +157,7 @@ struct WarpQueries {
       float total = sum[r];
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
+      total += sink_share(a, head, top[r]);
       const int row = first + lane / 4 + 8 * r;
       if (row >= run.n_rows) continue;
       float* to = out_rows + ((run.first_row + static_cast<int64_t>(row)) * a.n_head + head) * a.head_dim;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) prefill_kernel(const __grid_con
     __syncthreads();
     FragmentC s[kKeys<kDim> / 8];
     w.score(keys, s);
-    w.softmax(s, tile, window);
+    w.softmax(a, s, tile);
     w.add_values(values, s);
   }
   w.store(a, run, first, head, args.out);

@@ -130,6 +130,21 @@ void CudaDevice::norm(const NormArgs& args, const float* x, int64_t T, Act out) 
   left_ = {};
 }
 
+void CudaDevice::add_norm(const NormArgs& args, float* x, int64_t T, float* y) {
+  norm(args, x, T, {x, nullptr});
+  add(gpu_, x, T * args.n, y);
+}
+
+void CudaDevice::scale(float factor, int64_t n, float* x) {
+  cuda::scale(gpu_, factor, n, x);
+  left_ = {};
+}
+
+void CudaDevice::soft_cap(float cap, int64_t n, float* x) {
+  cuda::soft_cap(gpu_, cap, n, x);
+  left_ = {};
+}
+
 void CudaDevice::matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) {
   check_reserved(T);
   const bool few = T <= kFewTokens;

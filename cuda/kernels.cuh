@@ -51,6 +51,9 @@ void down_listed_rows(const Gpu& gpu, const Matrix& down_t, const float* value, 
 
 // --- norm.cu ---
 void norm(const Gpu& gpu, const NormArgs& args, const float* x, int64_t T, Act out);
+void add(const Gpu& gpu, const float* x, int64_t n, float* y);    // y[i] += x[i]
+void scale(const Gpu& gpu, float factor, int64_t n, float* x);    // x[i] *= factor
+void soft_cap(const Gpu& gpu, float cap, int64_t n, float* x);    // x[i] = cap tanh(x[i] / cap)
 // The 8-bit form of rows of n activations.
 void quantize_rows(const Gpu& gpu, const float* x, int64_t T, int64_t n, void* q8);
 

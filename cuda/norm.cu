@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm, one block a row, values in registers; and the 8-bit form of rows.
+// RMSNorm and LayerNorm, one block a row, values in registers; operations on single elements; the 8-bit form of rows.
 #include "cuda/format.cuh"
 #include "cuda/kernels.cuh"
 
@@ -115,7 +115,43 @@ __global__ void quantize_kernel(const float* x, int64_t n_blocks, int64_t n, std
   store_q8_block(i < n ? __ldcg(x + row * n + i) : 0.0f, q8 + row * q8_stride, n, block % per_row);
 }
 
+// x[i] = op(x[i], i)
+template <typename Op>
+__global__ void each_kernel(float* x, int64_t n, Op op) {
+  grid_trigger();
+  grid_wait();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) x[i] = op(__ldcg(x + i), i);
+}
+struct AddOp {
+  const float* x;
+  __device__ float operator()(float y, int64_t i) const { return y + __ldcg(x + i); }
+};
+struct ScaleOp {
+  float factor;
+  __device__ float operator()(float x, int64_t) const { return factor * x; }
+};
+struct SoftCapOp {
+  float cap;
+  __device__ float operator()(float x, int64_t) const { return cap * tanhf(x / cap); }
+};
+template <typename Op>
+void each(const Gpu& gpu, float* x, int64_t n, Op op) {
+  constexpr int kThreads = 256;
+  launch(gpu, each_kernel<Op>, grid_size(ceil_div(n, kThreads)), kThreads, 0, x, n, op);
+}
+
 }  // namespace
+
+void add(const Gpu& gpu, const float* x, int64_t n, float* y) {
+  each(gpu, y, n, AddOp{x});
+}
+void scale(const Gpu& gpu, float factor, int64_t n, float* x) {
+  each(gpu, x, n, ScaleOp{factor});
+}
+void soft_cap(const Gpu& gpu, float cap, int64_t n, float* x) {
+  each(gpu, x, n, SoftCapOp{cap});
+}
 
 void norm(const Gpu& gpu, const NormArgs& a, const float* x, int64_t T, Act out) {
   constexpr int64_t kThreads = 1024, kLongest = 16 * kThreads;

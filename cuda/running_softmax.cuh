@@ -34,8 +34,10 @@ struct Running {
     }
   }
   // Keys with their values, those that have their bit in `mask`; the others' values must be finite.
+  // cap(score) is what the softmax is taken of.
+  template <typename Cap>
   __device__ __forceinline__ void add(const float (&q)[kHeads][kDims], const uint4 (&k)[kBatch],
-                                      const uint4 (&v)[kBatch], unsigned mask) {
+                                      const uint4 (&v)[kBatch], unsigned mask, Cap cap) {
     float s[kBatch][kHeads];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -46,7 +48,7 @@ struct Running {
         float dot = 0.0f;
 #pragma unroll
         for (int i = 0; i < kDims; ++i) dot = fmaf(q[g][i], key[i], dot);
-        s[b][g] = group_sum<kLanes>(dot);
+        s[b][g] = cap(group_sum<kLanes>(dot));
       }
     }
 #pragma unroll

@@ -39,12 +39,11 @@ double prompt_flops(const model::Model& model, int64_t T, int64_t n_past) {
       weights += size(*m);
     }
   }
-  double seen = 0;  // positions seen, summed over tokens
-  for (int64_t t = 0; t < T; ++t) {
-    const int64_t kv = n_past + t + 1;
-    seen += static_cast<double>(c.sliding_window > 0 ? std::min(kv, c.sliding_window) : kv);
+  double seen = 0;  // positions seen, summed over tokens and layers
+  for (int64_t l = 0; l < c.n_layer; ++l) {
+    for (int64_t t = 0; t < T; ++t) seen += static_cast<double>(c.seen(l, n_past + t + 1));
   }
-  const double attention = 4.0 * static_cast<double>(c.n_layer * c.n_head * c.head_dim) * seen;
+  const double attention = 4.0 * static_cast<double>(c.n_head * c.head_dim) * seen;
   return 2.0 * weights * static_cast<double>(T) + attention + 2.0 * size(model.weights().output);
 }
 

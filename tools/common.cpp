@@ -122,7 +122,8 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->group("Model");
   sub.add_option("--activation", o.activation,
-                 "Take the FFN's activation to be relu, fat_relu, relu2, silu, gelu or drelu, whatever the file says")
+                 "Take the FFN's activation to be relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu, whatever the file "
+                 "says")
       ->group("Model");
   add_transpose_down(sub, o.transpose_down);
   sub.add_option(

@@ -90,7 +90,7 @@ void register_convert(CLI::App& app) {
       ->capture_default_str();
   sub->add_option(
       "--ffn", flags->ffn,
-      "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, or drelu (relu on "
+      "The FFN's activation where config.json does not tell: relu, fat_relu, relu2, silu, gelu, gelu_tanh, or drelu (relu on "
       "gate and up)");
   sub->add_option("--pre", flags->pre,
                   "Pre-tokenizer (a name of tokenizer.ggml.pre) where tokenizer.json's is not recognised");

@@ -1,5 +1,6 @@
 #include "offline/convert/convert.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -39,7 +40,8 @@ class RowConverter {
   // Rows [begin, end) of the result; valid until the next call.
   std::span<const std::byte> convert(int64_t begin, int64_t end) {
     const auto n_rows = static_cast<size_t>(end - begin);
-    if (t_.order == RowOrder::as_is && t_.each.empty() && t_.source->traits->type == type_ && !narrow_) {
+    if (t_.order == RowOrder::as_is && t_.each.empty() && t_.source->traits->type == type_ && !narrow_ &&
+        !t_.plus_one) {
       return t_.source->data.subspan(static_cast<size_t>(begin) * in_row_, n_rows * in_row_);
     }
     const auto cols = static_cast<size_t>(t_.cols);
@@ -47,6 +49,7 @@ class RowConverter {
     out_.resize(n_rows * out_row_);
     for (int64_t r = begin; r < end; ++r) {
       load(source_row(config_, t_.order, r));
+      if (t_.plus_one) std::for_each(floats_.begin(), floats_.end(), [](float& x) { x += 1; });
       if (narrow_) check_range();
       traits(type_).from_float(floats_.data(), out_.data() + static_cast<size_t>(r - begin) * out_row_, t_.cols);
     }
@@ -99,18 +102,19 @@ class Conversion {
 
   Summary run() {
     for (const MappedTensor& t : tensors_) add(t);
-    std::vector<float> factors;
-    size_t rope_freqs = 0;
-    if (config_.rope.kind == RopeScaling::Kind::llama3) {
-      factors = llama3_rope_factors(config_);
-      rope_freqs = writer_.add_tensor("rope_freqs.weight", DType::f32, {static_cast<int64_t>(factors.size())});
+    const std::vector<RopeFactors> factors = rope_factors(config_);
+    std::vector<size_t> factor_tensors;
+    for (const RopeFactors& f : factors) {
+      factor_tensors.push_back(writer_.add_tensor(f.name, DType::f32, {std::ssize(f.factors)}));
     }
     writer_.begin();
     for (size_t i = 0; i < tensors_.size(); ++i) total_ += writer_.tensor_bytes(i);
-    if (!factors.empty()) writer_.write(rope_freqs, 0, std::as_bytes(std::span(factors)));
+    for (size_t i = 0; i < factors.size(); ++i) {
+      writer_.write(factor_tensors[i], 0, std::as_bytes(std::span(factors[i].factors)));
+    }
     for (size_t i = 0; i < tensors_.size(); ++i) write(i);
     writer_.finish();
-    return {config_.arch, config_.activation, tensors_.size() + (factors.empty() ? 0 : 1), writer_.file_bytes()};
+    return {config_.arch, config_.activation, tensors_.size() + factors.size(), writer_.file_bytes()};
   }
 
  private:

@@ -2,60 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <numbers>
 
 #include "core/error.h"
+#include "model/architectures.h"
 #include "model/config.h"
+#include "offline/convert/hf_architectures.h"
 
 namespace hearth::convert {
 namespace {
-
-constexpr int64_t kMaxDim = int64_t{1} << 20;
-constexpr int64_t kMaxContext = int64_t{1} << 30;
-
-// What distinguishes the architectures of one family; config.json says the rest. One row each.
-struct Architecture {
-  std::string_view hf_name;
-  std::string_view arch;
-  Family family;
-  bool permute_rope;
-  bool gated;
-  bool qkv_bias;  // always there, whatever attention_bias says
-  bool qk_norm;
-  bool drelu;  // the modelling code applies hidden_act to both factors
-};
-constexpr std::array kArchitectures = {
-    Architecture{"LlamaForCausalLM", "llama", Family::llama, true, true, false, false, false},
-    Architecture{"SparseLlamaForCausalLM", "llama", Family::llama, true, true, false, false, false},  // ProSparse
-    Architecture{"MistralForCausalLM", "llama", Family::llama, true, true, false, false, false},
-    Architecture{"BambooForCausalLM", "llama", Family::llama, true, true, false, false, true},
-    Architecture{"ArceeForCausalLM", "arcee", Family::llama, true, false, false, false, false},
-    Architecture{"Qwen2ForCausalLM", "qwen2", Family::llama, false, true, true, false, false},
-    Architecture{"Qwen3ForCausalLM", "qwen3", Family::llama, false, true, false, true, false},
-    Architecture{"MixtralForCausalLM", "llama", Family::llama, true, true, false, false, false},
-    Architecture{"Qwen2MoeForCausalLM", "qwen2moe", Family::llama, false, true, true, false, false},
-    Architecture{"Qwen3MoeForCausalLM", "qwen3moe", Family::llama, false, true, false, true, false},
-    Architecture{"OPTForCausalLM", "opt", Family::opt, false, false, true, false, false},
-    Architecture{"FalconForCausalLM", "falcon", Family::falcon, false, false, false, false, false},
-};
-
-const Architecture& find_architecture(const Json& config, const std::string& where) {
-  const auto names = config.find("architectures");
-  if (names == config.end() || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
-    fail("{}: architectures is missing; expected one of {}", where, supported_architectures());
-  }
-  const auto name = (*names)[0].get<std::string>();
-  for (const Architecture& a : kArchitectures) {
-    if (a.hf_name == name) return a;
-  }
-  fail("{}: the architecture {} is not supported; supported are {}", where, shown((*names)[0]),
-       supported_architectures());
-}
-
-void refuse_if(bool condition, const Fields& f, std::string_view what, std::string_view supported) {
-  if (condition) fail("{}: {} is not supported; {}", f.where(), what, supported);
-}
 
 // config.json's names of activations, mapped to hearth's.
 struct ActivationAlias {
@@ -65,11 +19,12 @@ constexpr std::array kActivations = {
     ActivationAlias{"relu", "relu"},          ActivationAlias{"silu", "silu"},
     ActivationAlias{"swish", "silu"},         ActivationAlias{"relu2", "relu2"},
     ActivationAlias{"relu_squared", "relu2"}, ActivationAlias{"squared_relu", "relu2"},
-    ActivationAlias{"gelu", "gelu"},          ActivationAlias{"fatrelu", "fat_relu"},
-    ActivationAlias{"fat_relu", "fat_relu"},  ActivationAlias{"drelu", "drelu"},
+    ActivationAlias{"gelu", "gelu"},          ActivationAlias{"gelu_pytorch_tanh", "gelu_tanh"},
+    ActivationAlias{"fatrelu", "fat_relu"},   ActivationAlias{"fat_relu", "fat_relu"},
+    ActivationAlias{"drelu", "drelu"},
 };
 
-void read_activation(const Fields& f, const Architecture& a, const char* key, const char* otherwise,
+void read_activation(const Fields& f, const HfArchitecture& a, const char* key, const char* otherwise,
                      const std::optional<std::string>& ffn, HfConfig& c) {
   if (ffn) {
     model::parse_activation(*ffn);  // throws for an unknown name
@@ -79,7 +34,7 @@ void read_activation(const Fields& f, const Architecture& a, const char* key, co
     const auto it = std::find_if(kActivations.begin(), kActivations.end(),
                                  [&](const ActivationAlias& alias) { return alias.hf_name == hf_name; });
     if (it == kActivations.end()) {
-      fail("{}: {} '{}' is not supported; relu, fatrelu, relu2, drelu, silu and gelu are", f.where(), key, hf_name);
+      fail("{}: {} '{}' is not supported; relu, fatrelu, relu2, drelu, silu, gelu and gelu_pytorch_tanh are", f.where(), key, hf_name);
     }
     c.activation = it->name;
     // Other publishers use this class name for sparse attention, which is not this.
@@ -101,66 +56,7 @@ void read_activation(const Fields& f, const Architecture& a, const char* key, co
   }
 }
 
-void read_rope_scaling(const Fields& f, HfConfig& c) {
-  const std::string type = f.text("rope_type").value_or(f.text("type").value_or("default"));
-  const auto positive = [&](const char* key, std::optional<double> otherwise) {
-    const double value = otherwise ? f.number(key).value_or(*otherwise) : f.require_number(key);
-    if (!(value > 0)) fail("{}: {} is {}, expected a positive number", f.where(), key, value);
-    return value;
-  };
-  if (type == "default") return;
-  if (type == "linear") {
-    c.rope.kind = RopeScaling::Kind::linear;
-    c.rope.factor = positive("factor", {});
-  } else if (type == "llama3") {
-    c.rope.kind = RopeScaling::Kind::llama3;
-    c.rope.factor = positive("factor", {});
-    c.rope.low_freq_factor = positive("low_freq_factor", 1.0);
-    c.rope.high_freq_factor = positive("high_freq_factor", 4.0);
-    c.rope.original_context = positive("original_max_position_embeddings", 8192.0);
-    if (c.rope.high_freq_factor <= c.rope.low_freq_factor) {
-      fail("{}: high_freq_factor {} must be above low_freq_factor {}", f.where(), c.rope.high_freq_factor,
-           c.rope.low_freq_factor);
-    }
-  } else {
-    fail("{}: RoPE scaling '{}' is not supported; default, linear and llama3 are", f.where(), type);
-  }
-}
-
-// Today's `rope_parameters` holds the base and the scaling; older files have `rope_theta` and `rope_scaling`.
-void read_rope(const Fields& f, HfConfig& c) {
-  const auto parameters = f.object("rope_parameters");
-  const auto scaling = parameters ? parameters : f.object("rope_scaling");
-  std::optional<double> theta = parameters ? parameters->number("rope_theta") : std::nullopt;
-  if (!theta) theta = f.number("rope_theta");
-  c.rope_theta = theta.value_or(10000.0);
-  if (!(c.rope_theta > 0)) fail("{}: rope_theta is {}, expected a positive number", f.where(), c.rope_theta);
-  const Fields& partial = parameters && parameters->find("partial_rotary_factor") != nullptr ? *parameters : f;
-  refuse_if(partial.number("partial_rotary_factor").value_or(1.0) != 1.0, f, "a partial_rotary_factor", "1 is");
-  if (scaling) {
-    for (const char* key : {"full_attention", "sliding_attention"}) {
-      refuse_if(scaling->find(key) != nullptr, f, "RoPE that differs between layers", "one setting for all layers is");
-    }
-    read_rope_scaling(*scaling, c);
-  }
-  refuse_if(c.head_dim % 2 != 0, f, fmt::format("an odd head size ({})", c.head_dim), "RoPE needs an even one");
-}
-
-void read_sliding_window(const Fields& f, const Json& config, HfConfig& c) {
-  if (!f.flag("use_sliding_window", true)) return;
-  if (const auto types = config.find("layer_types"); types != config.end() && types->is_array()) {
-    const auto sliding = std::count(types->begin(), types->end(), Json("sliding_attention"));
-    if (sliding == 0) return;
-    refuse_if(sliding != static_cast<int64_t>(types->size()), f, "sliding-window attention in some layers only",
-              "all layers or none is");
-  } else if (f.find("use_sliding_window") != nullptr) {
-    refuse_if(f.integer("max_window_layers", 0, kMaxDim).value_or(0) != 0 && f.find("sliding_window") != nullptr, f,
-              "sliding-window attention in some layers only", "all layers or none is");
-  }
-  c.sliding_window = f.integer("sliding_window", 1, kMaxContext).value_or(0);
-}
-
-void read_llama_family(const Fields& f, const Json& config, const Architecture& a,
+void read_llama_family(const Fields& f, const Json& config, const HfArchitecture& a,
                        const std::optional<std::string>& ffn, HfConfig& c) {
   c.n_layer = f.require_integer("num_hidden_layers", 1, 4096);
   c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
@@ -168,23 +64,28 @@ void read_llama_family(const Fields& f, const Json& config, const Architecture& 
   c.n_head = f.require_integer("num_attention_heads", 1, 4096);
   c.n_head_kv = f.integer("num_key_value_heads", 1, 4096).value_or(c.n_head);
   auto head_dim = f.integer("head_dim", 1, 4096);
-  if (!head_dim && a.arch == "qwen3") head_dim = 128;  // Qwen3Config's default; the others divide hidden_size
+  if (!head_dim && a.head_dim > 0) head_dim = a.head_dim;
   if (head_dim) {
     c.head_dim = *head_dim;
     c.explicit_head_dim = true;
   }
   c.n_ctx = f.require_integer("max_position_embeddings", 1, kMaxContext);
-  c.norm_eps = f.require_number("rms_norm_eps");
-  c.tied_head = f.flag("tie_word_embeddings", false);
+  c.norm_eps = f.require_number(a.eps_key);
+  c.tied_head = f.flag("tie_word_embeddings", a.tied_head);
   c.output_bias = f.flag("attention_bias", false);
   c.qkv_bias = c.qkv_bias || c.output_bias;
+  c.output_bias = c.output_bias && !a.only_qkv_bias;
+  if (a.qk_norm_key != nullptr && !f.flag(a.qk_norm_key, false)) c.qk_norm = QkNorm::none;
+  c.sinks = a.sinks;
+  refuse_if(f.number("clip_qkv").value_or(0) != 0, f, "clip_qkv", "null is");
   c.ffn_bias = f.flag("mlp_bias", false);
   c.experts = read_hf_experts(f, a.hf_name);
-  read_sliding_window(f, config, c);
-  read_activation(f, a, "hidden_act", "silu", ffn, c);
+  read_windows(f, config, a, c);
+  read_scales(f, a, c);
+  read_activation(f, a, a.activation_key, a.activation, ffn, c);
 }
 
-void read_opt(const Fields& f, const Architecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
+void read_opt(const Fields& f, const HfArchitecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
   c.n_layer = f.require_integer("num_hidden_layers", 1, 4096);
   c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
   c.n_ff = f.require_integer("ffn_dim", 1, kMaxDim);
@@ -205,7 +106,7 @@ void read_opt(const Fields& f, const Architecture& a, const std::optional<std::s
   read_activation(f, a, "activation_function", "relu", ffn, c);
 }
 
-void read_falcon(const Fields& f, const Architecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
+void read_falcon(const Fields& f, const HfArchitecture& a, const std::optional<std::string>& ffn, HfConfig& c) {
   const auto either = [&](const char* key, const char* old_key, int64_t high) {
     const auto value = f.integer(key, 1, high);
     return value ? *value : f.require_integer(old_key, 1, high);
@@ -249,7 +150,7 @@ void read_token_ids(const Fields& f, HfConfig& c) {
 }
 
 // What holds for every family.
-void finish(const Fields& f, HfConfig& c) {
+void finish(const Fields& f, const HfArchitecture& a, HfConfig& c) {
   if (!c.explicit_head_dim) {
     if (c.n_embd % c.n_head != 0) fail("{}: hidden_size {} does not divide by {} heads", f.where(), c.n_embd, c.n_head);
     c.head_dim = c.n_embd / c.n_head;
@@ -260,20 +161,14 @@ void finish(const Fields& f, HfConfig& c) {
   if (!(c.norm_eps >= 0 && c.norm_eps < 1))
     fail("{}: the norm's epsilon is {}, expected 0 to 1", f.where(), c.norm_eps);
   c.n_vocab = f.require_integer("vocab_size", 1, int64_t{1} << 24);
-  if (c.family != Family::opt) read_rope(f, c);
+  if (c.family != Family::opt) read_rope(f, a, c);
 }
 
 }  // namespace
 
-std::string supported_architectures() {
-  std::string names;
-  for (const Architecture& a : kArchitectures) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
-  return names;
-}
-
 HfConfig parse_hf_config(const Json& config, const std::string& where, const std::optional<std::string>& ffn) {
   const Fields f(config, where);
-  const Architecture& a = find_architecture(config, where);
+  const HfArchitecture& a = find_architecture(config, where);
   if (const auto quantization = f.object("quantization_config")) {
     fail(
         "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth quantize` "
@@ -288,6 +183,7 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
   c.gated = a.gated;
   c.qkv_bias = a.qkv_bias;
   c.qk_norm = a.qk_norm;
+  c.fused = a.fused, c.norms = a.norms, c.layer_norm = a.layer_norm, c.norms_less_one = a.norms_less_one;
   switch (a.family) {
     case Family::llama:
       read_llama_family(f, config, a, ffn, c);
@@ -299,7 +195,7 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
       read_falcon(f, a, ffn, c);
       break;
   }
-  finish(f, c);
+  finish(f, a, c);
   read_token_ids(f, c);
   return c;
 }
@@ -335,39 +231,12 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
     u32("attention.key_length", c.head_dim);
     u32("attention.value_length", c.head_dim);
   }
-  f32(c.family == Family::llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c.norm_eps);
-  if (c.sliding_window > 0) u32("attention.sliding_window", c.sliding_window);
+  const bool rms = model::find_architecture(c.arch)->norm == NormKind::rms;
+  f32(rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c.norm_eps);
   if (c.family == Family::falcon) writer.set(p + "tensor_data_layout", std::string("jploski"));
-  if (c.family != Family::opt) {
-    u32("rope.dimension_count", c.head_dim);
-    f32("rope.freq_base", c.rope_theta);
-  }
-  if (c.rope.kind == RopeScaling::Kind::linear) {
-    writer.set(p + "rope.scaling.type", std::string("linear"));
-    f32("rope.scaling.factor", c.rope.factor);
-  }
+  write_attention(c, writer);
   writer.set("hearth.ffn.activation", c.activation);
   if (c.activation == "fat_relu") writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
-}
-
-std::vector<float> llama3_rope_factors(const HfConfig& c) {
-  const RopeScaling& r = c.rope;
-  std::vector<float> factors;
-  for (int64_t i = 0; i < c.head_dim; i += 2) {
-    // Wavelengths that fit the original context often enough stay, long ones are stretched by `factor`, and the band
-    // between is blended (transformers, _compute_llama3_parameters).
-    const double frequency = std::pow(c.rope_theta, -static_cast<double>(i) / static_cast<double>(c.head_dim));
-    const double turns = r.original_context * frequency / (2.0 * std::numbers::pi);  // within the original context
-    if (turns > r.high_freq_factor) {
-      factors.push_back(1.0f);
-    } else if (turns < r.low_freq_factor) {
-      factors.push_back(static_cast<float>(r.factor));
-    } else {
-      const double smooth = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
-      factors.push_back(static_cast<float>(1.0 / ((1.0 - smooth) / r.factor + smooth)));
-    }
-  }
-  return factors;
 }
 
 }  // namespace hearth::convert

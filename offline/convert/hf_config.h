@@ -18,12 +18,21 @@ namespace hearth::convert {
 // Which table of tensor names a checkpoint follows (tensor_map.h).
 enum class Family { llama, opt, falcon };
 
-// RoPE scaling. llama3 becomes per-frequency factors in a tensor, as in llama.cpp.
+// Where norms are: of what a half of a layer reads, of what it adds, or of both. between: before, and llama.cpp names
+// the FFN's after the attention that it follows.
+enum class Norms { before, between, after, around };
+enum class QkNorm { none, by_head, all_heads };
+
+// RoPE scaling. llama3 and longrope become per-frequency factors in tensors, as in llama.cpp.
 struct RopeScaling {
-  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  enum class Kind { none, linear, llama3, longrope, yarn } kind = Kind::none;
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
-  double original_context = 8192;                        // llama3
+  double original_context = 8192;                        // llama3, longrope, yarn
+  double beta_fast = 32, beta_slow = 1;                  // yarn
+  bool truncate = true;                                  // yarn
+  double attention_factor = 1;                           // longrope, yarn: multiplies cos and sin
+  std::vector<float> short_factors, long_factors;        // longrope [n_rot / 2]
 };
 
 struct HfConfig {
@@ -34,18 +43,31 @@ struct HfConfig {
   int64_t n_vocab = 0, n_ctx = 0;
   bool explicit_head_dim = false;  // config.json names it; it need not be n_embd / n_head
   double norm_eps = 0;
+  int64_t n_rot = 0;  // rotated elements of a head
   double rope_theta = 10000.0;
+  double window_rope_theta = 0;  // of layers with a window; 0: the same, scaling and all
   RopeScaling rope;
-  int64_t sliding_window = 0;  // 0 = none
+  std::vector<bool> rotated_layers;  // [n_layer], or empty: all
+  int64_t sliding_window = 0;        // 0 = none
+  std::vector<bool> window_layers;   // [n_layer], or empty: all
+
+  // 0: not said.
+  double attention_scale = 0, attn_soft_cap = 0, logit_soft_cap = 0;
+  double embedding_scale = 0, residual_scale = 0, logit_scale = 0;
 
   bool permute_rope = false;  // q and k rows are re-ordered for interleaved RoPE
   bool tied_head = false;     // the output head is the embedding
   bool gated = true;          // the FFN has gate and up
   bool qkv_bias = false, output_bias = false, ffn_bias = false;
-  bool qk_norm = false;
+  bool fused = false;  // one tensor for q, k and v, and one for gate and up
+  QkNorm qk_norm = QkNorm::none;
+  bool sinks = false;  // of attention
+  Norms norms = Norms::before;
+  bool layer_norm = false;         // norms have a bias
+  bool norms_less_one = false;     // their weights are stored less one
   bool falcon_single_norm = false;  // one norm feeds attention and FFN (Falcon2 11B)
 
-  // relu, fat_relu, relu2, silu, gelu or drelu (relu on both factors), as `hearth.ffn.activation` says it.
+  // relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu (relu on both factors), as `hearth.ffn.activation` says it.
   std::string activation;
   float activation_threshold = 0.0f;  // fat_relu: z > threshold ? z : 0
 
@@ -65,8 +87,12 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
 // Writes everything but the tokenizer: llama.cpp's keys, and hearth.ffn.*.
 void write_config(const HfConfig& config, gguf::Writer& writer);
 
-// Divisors of the rotary frequencies for llama3 scaling, head_dim / 2 of them (llama.cpp's rope_freqs.weight).
-std::vector<float> llama3_rope_factors(const HfConfig& config);
+// Tensors of divisors of the rotary frequencies, n_rot / 2 each, under llama.cpp's names.
+struct RopeFactors {
+  std::string name;
+  std::vector<float> factors;
+};
+std::vector<RopeFactors> rope_factors(const HfConfig& config);
 
 // "LlamaForCausalLM, MistralForCausalLM, ..." for messages and --help.
 std::string supported_architectures();

@@ -25,6 +25,7 @@ class Fields {
   Fields(const Json& object, std::string where) : object_(&object), where_(std::move(where)) {}
 
   const Json* find(const char* key) const;
+  bool has(const char* key) const { return object_->contains(key); }  // also as null
   // The member, if present. Throws Error when it has another type or lies outside [low, high].
   std::optional<int64_t> integer(const char* key, int64_t low, int64_t high) const;
   std::optional<double> number(const char* key) const;  // finite

@@ -32,6 +32,10 @@ const std::vector<Signature>& signatures() {
       {{"split " GPT2_SPLIT, "bytes"}, "gpt-2"},
       {{"split " CL100K_SPLIT(R"(\p{N}{1,3})"), "bytes"}, "llama-bpe"},
       {{"split " CL100K_SPLIT(R"(\p{N})"), "bytes"}, "qwen2"},
+      {{"split " CONTRACTION
+        R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+        "bytes"},
+       "qwen35"},
       {{"punctuation", "bytes+words", "digits", "split [0-9][0-9][0-9]"}, "falcon"},
       {{"single digits", "bytes+words"}, "starcoder"},
       {{"split " CASED_SPLIT("", R"(\p{N})"), "bytes"}, "tekken"},

@@ -9,10 +9,26 @@
 namespace hearth::convert {
 namespace {
 
-enum class Dim { one, n_embd, n_ff, n_q, n_kv, n_qkv, head_dim, n_vocab, n_positions };
+enum class Dim { one, n_head, n_embd, n_ff, n_gate_up, n_q, n_kv, n_qkv, q_norm, k_norm, n_vocab, n_positions };
 
 // When a tensor is there.
-enum class When { always, untied, gated, qkv_bias, output_bias, ffn_bias, gate_bias, qk_norm, two_norms, single_norm };
+enum class When {
+  always,
+  untied,
+  split,  // q, k and v apart
+  fused,
+  gate,  // a tensor of its own
+  up,
+  qkv_bias,
+  output_bias,
+  ffn_bias,
+  gate_bias,
+  qk_norm,
+  norm_bias,
+  sinks,
+  two_norms,
+  single_norm,
+};
 
 struct Row {
   std::string_view hf, gguf;
@@ -25,24 +41,46 @@ constexpr std::array kLlamaModel = {
     Row{"model.embed_tokens.weight", "token_embd.weight", Dim::n_vocab, Dim::n_embd},
     Row{"lm_head.weight", "output.weight", Dim::n_vocab, Dim::n_embd, When::untied},
     Row{"model.norm.weight", "output_norm.weight", Dim::n_embd, Dim::one},
+    Row{"model.norm.bias", "output_norm.bias", Dim::n_embd, Dim::one, When::norm_bias},
+};
+constexpr std::array kNormsBefore = {
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"input_layernorm.bias", "attn_norm.bias", Dim::n_embd, Dim::one, When::norm_bias},
+    Row{"post_attention_layernorm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_attention_layernorm.bias", "ffn_norm.bias", Dim::n_embd, Dim::one, When::norm_bias},
+};
+constexpr std::array kNormsBetween = {
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_attention_layernorm.weight", "post_attention_norm.weight", Dim::n_embd, Dim::one},
+};
+constexpr std::array kNormsAfter = {
+    Row{"post_attention_layernorm.weight", "post_attention_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_feedforward_layernorm.weight", "post_ffw_norm.weight", Dim::n_embd, Dim::one},
+};
+constexpr std::array kNormsAround = {
+    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_attention_layernorm.weight", "post_attention_norm.weight", Dim::n_embd, Dim::one},
+    Row{"pre_feedforward_layernorm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
+    Row{"post_feedforward_layernorm.weight", "post_ffw_norm.weight", Dim::n_embd, Dim::one},
 };
 // rope_pairs counts only for architectures with interleaved RoPE (HfConfig::permute_rope).
 constexpr std::array kLlamaLayer = {
-    Row{"input_layernorm.weight", "attn_norm.weight", Dim::n_embd, Dim::one},
-    Row{"self_attn.q_proj.weight", "attn_q.weight", Dim::n_q, Dim::n_embd, When::always, RowOrder::rope_pairs},
+    Row{"self_attn.qkv_proj.weight", "attn_qkv.weight", Dim::n_qkv, Dim::n_embd, When::fused},
+    Row{"self_attn.q_proj.weight", "attn_q.weight", Dim::n_q, Dim::n_embd, When::split, RowOrder::rope_pairs},
     Row{"self_attn.q_proj.bias", "attn_q.bias", Dim::n_q, Dim::one, When::qkv_bias, RowOrder::rope_pairs},
-    Row{"self_attn.k_proj.weight", "attn_k.weight", Dim::n_kv, Dim::n_embd, When::always, RowOrder::rope_pairs},
+    Row{"self_attn.k_proj.weight", "attn_k.weight", Dim::n_kv, Dim::n_embd, When::split, RowOrder::rope_pairs},
     Row{"self_attn.k_proj.bias", "attn_k.bias", Dim::n_kv, Dim::one, When::qkv_bias, RowOrder::rope_pairs},
-    Row{"self_attn.v_proj.weight", "attn_v.weight", Dim::n_kv, Dim::n_embd},
+    Row{"self_attn.v_proj.weight", "attn_v.weight", Dim::n_kv, Dim::n_embd, When::split},
     Row{"self_attn.v_proj.bias", "attn_v.bias", Dim::n_kv, Dim::one, When::qkv_bias},
-    Row{"self_attn.q_norm.weight", "attn_q_norm.weight", Dim::head_dim, Dim::one, When::qk_norm},
-    Row{"self_attn.k_norm.weight", "attn_k_norm.weight", Dim::head_dim, Dim::one, When::qk_norm},
+    Row{"self_attn.q_norm.weight", "attn_q_norm.weight", Dim::q_norm, Dim::one, When::qk_norm},
+    Row{"self_attn.k_norm.weight", "attn_k_norm.weight", Dim::k_norm, Dim::one, When::qk_norm},
     Row{"self_attn.o_proj.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
     Row{"self_attn.o_proj.bias", "attn_output.bias", Dim::n_embd, Dim::one, When::output_bias},
-    Row{"post_attention_layernorm.weight", "ffn_norm.weight", Dim::n_embd, Dim::one},
-    Row{"mlp.gate_proj.weight", "ffn_gate.weight", Dim::n_ff, Dim::n_embd, When::gated},
+    Row{"self_attn.sinks", "attn_sinks.weight", Dim::n_head, Dim::one, When::sinks},
+    Row{"mlp.gate_up_proj.weight", "ffn_up.weight", Dim::n_gate_up, Dim::n_embd, When::fused},
+    Row{"mlp.gate_proj.weight", "ffn_gate.weight", Dim::n_ff, Dim::n_embd, When::gate},
     Row{"mlp.gate_proj.bias", "ffn_gate.bias", Dim::n_ff, Dim::one, When::gate_bias},
-    Row{"mlp.up_proj.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd},
+    Row{"mlp.up_proj.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd, When::up},
     Row{"mlp.up_proj.bias", "ffn_up.bias", Dim::n_ff, Dim::one, When::ffn_bias},
     Row{"mlp.down_proj.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
     Row{"mlp.down_proj.bias", "ffn_down.bias", Dim::n_embd, Dim::one, When::ffn_bias},
@@ -97,18 +135,31 @@ constexpr std::array kFalconLayer = {
 
 struct FamilyTables {
   std::string_view layer_prefix;
-  std::span<const Row> model, layer;
+  std::span<const Row> model, norms, layer;
 };
-FamilyTables tables(Family family) {
-  switch (family) {
+std::span<const Row> norms_of(Norms norms) {
+  switch (norms) {
+    case Norms::between:
+      return kNormsBetween;
+    case Norms::after:
+      return kNormsAfter;
+    case Norms::around:
+      return kNormsAround;
+    case Norms::before:
+      break;
+  }
+  return kNormsBefore;
+}
+FamilyTables tables(const HfConfig& c) {
+  switch (c.family) {
     case Family::opt:
-      return {"model.decoder.layers.", kOptModel, kOptLayer};
+      return {"model.decoder.layers.", kOptModel, {}, kOptLayer};
     case Family::falcon:
-      return {"transformer.h.", kFalconModel, kFalconLayer};
+      return {"transformer.h.", kFalconModel, {}, kFalconLayer};
     case Family::llama:
       break;
   }
-  return {"model.layers.", kLlamaModel, kLlamaLayer};
+  return {"model.layers.", kLlamaModel, norms_of(c.norms), kLlamaLayer};
 }
 
 int64_t extent(Dim dim, const HfConfig& c) {
@@ -125,8 +176,14 @@ int64_t extent(Dim dim, const HfConfig& c) {
       return c.n_head_kv * c.head_dim;
     case Dim::n_qkv:
       return (c.n_head + 2 * c.n_head_kv) * c.head_dim;
-    case Dim::head_dim:
-      return c.head_dim;
+    case Dim::n_head:
+      return c.n_head;
+    case Dim::n_gate_up:
+      return 2 * c.n_ff;
+    case Dim::q_norm:
+      return c.qk_norm == QkNorm::by_head ? c.head_dim : c.n_head * c.head_dim;
+    case Dim::k_norm:
+      return c.qk_norm == QkNorm::by_head ? c.head_dim : c.n_head_kv * c.head_dim;
     case Dim::n_vocab:
       return c.n_vocab;
     case Dim::n_positions:
@@ -141,8 +198,13 @@ bool present(When when, const HfConfig& c) {
       return true;
     case When::untied:
       return !c.tied_head;
-    case When::gated:
-      return c.gated;
+    case When::split:
+    case When::up:
+      return !c.fused;
+    case When::fused:
+      return c.fused;
+    case When::gate:
+      return c.gated && !c.fused;
     case When::qkv_bias:
       return c.qkv_bias;
     case When::output_bias:
@@ -152,7 +214,11 @@ bool present(When when, const HfConfig& c) {
     case When::gate_bias:
       return c.gated && c.ffn_bias;
     case When::qk_norm:
-      return c.qk_norm;
+      return c.qk_norm != QkNorm::none;
+    case When::sinks:
+      return c.sinks;
+    case When::norm_bias:
+      return c.layer_norm;
     case When::two_norms:
       return !c.falcon_single_norm;
     case When::single_norm:
@@ -178,6 +244,7 @@ class Mapper {
     const std::vector<int64_t> expected = vector ? std::vector{m.rows} : std::vector{m.rows, m.cols};
     check(*t, expected);
     m.keep_f32 = row.rows == Dim::n_positions;
+    m.plus_one = c_.norms_less_one && row.gguf.ends_with("norm.weight");
     if (row.order != RowOrder::rope_pairs || c_.permute_rope) m.order = row.order;
     used_.insert(t->name);
     result_.push_back(std::move(m));
@@ -278,15 +345,17 @@ class Mapper {
 
 std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& checkpoint,
                                       const std::function<void(std::string_view)>& notice) {
-  const FamilyTables t = tables(config.family);
+  const FamilyTables t = tables(config);
   Mapper mapper(config, checkpoint);
   for (const Row& row : t.model) mapper.add(row, std::string(row.hf), std::string(row.gguf));
   for (int64_t l = 0; l < config.n_layer; ++l) {
     const std::string hf = fmt::format("{}{}.", t.layer_prefix, l), gguf = fmt::format("blk.{}.", l);
     const bool experts = config.experts.in_layer(l);
-    for (const Row& row : t.layer) {
-      if (!experts || !row.hf.starts_with("mlp."))
+    for (const auto& rows : {t.norms, t.layer}) {
+      for (const Row& row : rows) {
+        if (experts && row.hf.starts_with("mlp.")) continue;
         mapper.add(row, hf + std::string(row.hf), gguf + std::string(row.gguf));
+      }
     }
     if (experts) mapper.add_experts(hf, gguf);
   }

@@ -32,6 +32,7 @@ struct MappedTensor {
   // each, in `each`; or all in `source`.
   int64_t n_experts = 0;
   std::vector<const SafeTensor*> each;
+  bool plus_one = false;  // the checkpoint has the values less one
 };
 
 // Every tensor the model needs, in file order: embeddings first, then layer by layer. Throws Error when one is missing,

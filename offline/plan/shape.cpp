@@ -23,7 +23,8 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   l.n_ff = w.ffn.n();
   for (const Matrix* m : {&w.wq, &w.wk, &w.wv, &w.wo}) l.attention_bytes += bytes_of(*m);
   for (const Vector* v : {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight,
-                          &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.ffn_down_bias}) {
+                          &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.sinks, &w.attn_post_norm.weight,
+                          &w.attn_post_norm.bias, &w.ffn_post_norm.weight, &w.ffn_post_norm.bias, &w.ffn_down_bias}) {
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;

@@ -109,6 +109,10 @@ class Device {
   virtual void quantize(Act a, int64_t T, int64_t n) = 0;
   // out.x[t] = norm(x[t]); also out.q8 when set. out.x may equal x.
   virtual void norm(const NormArgs& args, const float* x, int64_t T, Act out) = 0;
+  // y[t] += norm(x[t]), of the result of half a layer. x is undefined afterwards.
+  virtual void add_norm(const NormArgs& args, float* x, int64_t T, float* y) = 0;
+  virtual void scale(float factor, int64_t n, float* x) = 0;  // x[i] *= factor
+  virtual void soft_cap(float cap, int64_t n, float* x) = 0;  // x[i] = cap tanh(x[i] / cap)
   // Quantised weights read in.act.q8 (it must be set), others in.act.x. `next`: the norm that reads the one part's y, or
   // null.
   virtual void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) = 0;

@@ -51,6 +51,9 @@ class ForwardingDevice : public Device,
   }
   void quantize(Act a, int64_t T, int64_t n) override { inner_.quantize(a, T, n); }
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override { inner_.norm(args, x, T, out); }
+  void add_norm(const NormArgs& args, float* x, int64_t T, float* y) override { inner_.add_norm(args, x, T, y); }
+  void scale(float factor, int64_t n, float* x) override { inner_.scale(factor, n, x); }
+  void soft_cap(float cap, int64_t n, float* x) override { inner_.soft_cap(cap, n, x); }
   using Device::matmul;
   void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override {
     inner_.matmul(parts, in, T, next);

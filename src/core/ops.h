@@ -16,9 +16,10 @@ constexpr int64_t kFewTokens = 8;
 enum class NormKind { rms, layer };
 
 // What is applied to the gate's pre-activation z. `fat_relu`: z > threshold ? z : 0 (ProSparse). `relu2`: relu(z)^2.
+// `gelu_tanh`: GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel 2016).
 // `clamped_silu` (gpt-oss): z' sigmoid(kClampedSiluAlpha z'), z' = min(z, threshold); it makes u' + 1 of the other
 // factor u, with u' = u between -threshold and threshold.
-enum class Activation { relu, fat_relu, relu2, silu, gelu, clamped_silu };
+enum class Activation { relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu };
 constexpr float kClampedSiluAlpha = 1.702f;
 
 enum class RopeKind { none, interleaved, neox };  // pairs (2i, 2i+1), or (i, i + n_rot/2)
@@ -119,7 +120,9 @@ struct AttentionArgs {
   float norm_eps = 1e-6f;
   KvPages cache;
   BatchRows rows;
-  float scale = 1.0f;  // multiplies q.k
+  float scale = 1.0f;     // multiplies q.k
+  float soft_cap = 0.0f;  // c: a score s becomes c tanh(s / c); 0: it stays
+  Vector sinks;           // [n_head], or empty: another score of each head, which takes its share and has no value
   int64_t window = 0;
   int64_t max_kv = 0;  // upper bound of every pos[t] + 1: fixes grids, results do not depend on it
 };

@@ -77,6 +77,7 @@ void Activations::lay_out(Layout& layout, const model::Config& c, const Activati
   layout.add(&k, words(batch * c.n_head_kv * c.head_dim));
   layout.add(&v, words(batch * c.n_head_kv * c.head_dim));
   layout.add(&attn.x, words(batch * width));
+  if (c.post_norms) layout.add(&branch, words(batch * c.n_embd));
   layout.add(&logits, words(logit_rows * c.n_vocab));
   for (NeuronLists* lists : {&predicted, &linked}) {
     layout.add(&lists->ids, words(few * c.n_ff));

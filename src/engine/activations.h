@@ -42,6 +42,7 @@ struct Activations {
   float* k = nullptr;        // [T][n_head_kv * head_dim]
   float* v = nullptr;        // [T][n_head_kv * head_dim]
   Act attn;                  // [T][n_head * head_dim] output of the attention
+  float* branch = nullptr;   // [T][n_embd] what half a layer adds, where a norm follows it (Config::post_norms)
   float* logits = nullptr;   // [logit_rows][n_vocab]
   int64_t logit_rows = 1;    // positions whose logits are computed at once; at least a few tokens
   NeuronLists predicted;     // [few][n_ff] ids that a predictor named

@@ -80,7 +80,7 @@ Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
 std::vector<LayerFacts> undivided(const model::Model& m, Sparsity sparsity) {
   std::vector<LayerFacts> layers(m.weights().layers.size());
   for (size_t l = 0; l < layers.size(); ++l) {
-    layers[l].parallel = m.config().parallel_block;
+    layers[l].parallel = m.config().parallel_block, layers[l].post_norms = m.config().post_norms;
     layers[l].reads_residual = m.weights().layers[l].predictor.input == model::PredictorInput::residual;
     layers[l].experts = layers[l].main_routes = static_cast<bool>(m.weights().layers[l].router);
     if (sparsity == Sparsity::off) continue;
@@ -136,15 +136,16 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
                                                 std::min(options.patience, kGrace), options.on_stall);
   }
   act_ = Activations(device_, c, shape);
+  const bool long_context = c.long_rope_context > 0 && n_ctx_ > c.long_rope_context;
   kv_ = KvCache(device_, c, pool_->n_pages(), attention_layers(false));
-  context_ = std::make_unique<ForwardContext>(ForwardContext{c, weights_, device_, act_, kv_, thresholds});
+  context_ = std::make_unique<ForwardContext>(ForwardContext{c, weights_, device_, act_, kv_, thresholds, long_context});
   main_side_ = std::make_unique<MainSide>(*context_, schedule_, rows_, mailbox_.get(), stream_.get(), !head_on_host());
   if (division != nullptr) {
     Device& host = division->host;
     host_act_ = Activations(host, c, shape);
     host_kv_ = KvCache(host, c, pool_->n_pages(), attention_layers(true));
-    host_context_ =
-        std::make_unique<ForwardContext>(ForwardContext{c, split_->host, host, host_act_, host_kv_, thresholds});
+    host_context_ = std::make_unique<ForwardContext>(
+        ForwardContext{c, split_->host, host, host_act_, host_kv_, thresholds, long_context});
     host_side_ = std::make_unique<HostSide>(*host_context_, schedule_, rows_, *mailbox_);
   }
   logits_.resize(static_cast<size_t>(c.n_vocab));

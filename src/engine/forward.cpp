@@ -1,7 +1,6 @@
 #include "engine/forward.h"
 
 #include <array>
-#include <cmath>
 
 #include "core/error.h"
 
@@ -14,19 +13,38 @@ NormArgs Forward::norm_args(const model::Norm& n) const {
   return {c_.config.norm, n.weight, n.bias, c_.config.norm_eps, c_.config.n_embd};
 }
 
+Input Forward::input(const model::Norm& norm, const float* x, Act result) const {
+  if (norm.weight) return Input(norm_args(norm), x, result);
+  c_.device.copy(result.x, x, static_cast<size_t>(size()) * sizeof(float));
+  c_.device.quantize(result, shape_.T, c_.config.n_embd);
+  return Input(result);
+}
+
+// In place, all heads of a token at once.
+void Forward::norm_heads(Vector weight, int64_t n, float* rows) const {
+  if (weight.n != n || n == c_.config.head_dim) return;
+  c_.device.norm({NormKind::rms, weight, {}, c_.config.qk_norm_eps, n}, rows, shape_.T, {rows, nullptr});
+}
+
 AttentionArgs Forward::attention_args(int64_t l) const {
   const Config& c = c_.config;
   const LayerWeights& w = layer(l);
   AttentionArgs a;
   a.q = c_.act.q, a.k = c_.act.k, a.v = c_.act.v;
   a.n_head = c.n_head, a.n_head_kv = c.n_head_kv, a.head_dim = c.head_dim;
-  a.rope = c.rope, a.n_rot = c.n_rot, a.inv_freq = c_.weights.inv_freq.data;
-  a.attention_factor = c.rope_attention_factor;
-  a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.norm_eps = c.norm_eps;
+  if (const int own = c.layer(l).rope; c.rope != RopeKind::none && own >= 0) {
+    const int rope = own + (c_.long_context ? 1 : 0);
+    a.rope = c.rope, a.n_rot = c.n_rot, a.inv_freq = c_.weights.inv_freq.data + rope * (c.n_rot / 2);
+    a.attention_factor = c.ropes[static_cast<size_t>(rope)].attention_factor;
+  }
+  if (w.q_norm.n == c.head_dim) a.q_norm = w.q_norm;  // others are of all heads at once
+  if (w.k_norm.n == c.head_dim) a.k_norm = w.k_norm;
+  a.norm_eps = c.qk_norm_eps;
   a.cache = c_.kv.layer(l);
   a.rows = {c_.act.pos, c_.act.slot, c_.act.pages, c_.act.pages_stride, shape_.runs};
-  a.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-  a.window = c.sliding_window;
+  a.scale = c.attention_scale;
+  a.soft_cap = c.attention_soft_cap, a.sinks = w.sinks;
+  a.window = c.layer(l).window;
   a.max_kv = shape_.max_kv;
   return a;
 }
@@ -34,26 +52,37 @@ AttentionArgs Forward::attention_args(int64_t l) const {
 void Forward::embed(float* x) const {
   c_.device.embed(c_.weights.tok_embd, c_.act.ids, c_.weights.pos_embd, c_.act.pos, c_.config.position_offset, shape_.T,
                   x);
+  if (c_.config.embedding_scale != 1) c_.device.scale(c_.config.embedding_scale, size(), x);
 }
 
 void Forward::head(const float* x, int64_t first, int64_t count) const {
   const Input in(norm_args(c_.weights.output_norm), x + first * c_.config.n_embd, c_.act.normed);
   const std::array head = {MatmulPart{c_.weights.output, c_.weights.output_bias, c_.act.logits}};
   c_.device.matmul(head, in, count);
+  if (c_.config.logit_soft_cap > 0) {
+    c_.device.soft_cap(c_.config.logit_soft_cap, count * c_.config.n_vocab, c_.act.logits);
+  }
+}
+
+void Forward::join(int64_t l, Half half, float* sum, float* y) const {
+  const LayerWeights& w = layer(l);
+  c_.device.add_norm(norm_args(half == Half::ffn ? w.ffn_post_norm : w.attn_post_norm), sum, shape_.T, y);
 }
 
 void Forward::norm(int64_t l, Half half, const float* x) const {
   const bool ffn = half == Half::ffn;
-  c_.device.norm(norm_args(ffn ? layer(l).ffn_norm : layer(l).attn_norm), x, shape_.T,
-                 ffn ? c_.act.ffn_input(l, shape_.T) : c_.act.normed);
+  const Input in = input(ffn ? layer(l).ffn_norm : layer(l).attn_norm, x,
+                         ffn ? c_.act.ffn_input(l, shape_.T) : c_.act.normed);
+  if (in.normed()) c_.device.norm(in.norm, in.x, shape_.T, in.act);
 }
 
 void Forward::attend(int64_t l, Reads reads, const float* x, float* y, const NextNorm* next) const {
   const LayerWeights& w = layer(l);
   Activations& a = c_.act;
-  const Input in = reads == Reads::normed ? Input(a.normed) : Input(norm_args(w.attn_norm), x, a.normed);
+  const Input in = reads == Reads::normed ? Input(a.normed) : input(w.attn_norm, x, a.normed);
   const std::array qkv = {MatmulPart{w.wq, w.bq, a.q}, MatmulPart{w.wk, w.bk, a.k}, MatmulPart{w.wv, w.bv, a.v}};
   c_.device.matmul(qkv, in, shape_.T);
+  norm_heads(w.q_norm, w.wq.rows, a.q), norm_heads(w.k_norm, w.wk.rows, a.k);
   c_.device.attention(attention_args(l), shape_.T, a.attn);
   const std::array out = {MatmulPart{.w = w.wo, .bias = w.bo, .y = y, .accumulate = true}};
   c_.device.matmul(out, a.attn, shape_.T, next);
@@ -61,7 +90,7 @@ void Forward::attend(int64_t l, Reads reads, const float* x, float* y, const Nex
 
 Input Forward::ffn_input(int64_t l, Reads reads, const float* x) const {
   const Act rows = c_.act.ffn_input(l, shape_.T);
-  return reads == Reads::normed ? Input(rows) : Input(norm_args(layer(l).ffn_norm), x, rows);
+  return reads == Reads::normed ? Input(rows) : input(layer(l).ffn_norm, x, rows);
 }
 
 Act Forward::predictor_input(const model::LayerPredictor& predictor, int64_t l, const float* x) const {

@@ -28,6 +28,7 @@ struct ForwardContext {
   Activations& act;
   const KvCache& kv;
   Thresholds thresholds;
+  bool long_context = false;  // may be longer than Config::long_rope_context
 };
 
 // The tokens of a pass.
@@ -51,6 +52,8 @@ class Forward {
   // x rows [first, first + count) -> act.logits [count][n_vocab]: the last norm and the output head.
   void head(const float* x, int64_t first, int64_t count) const;
 
+  // y += the post-norm of what half a layer adds, `sum`, which is undefined afterwards.
+  void join(int64_t layer, Half half, float* sum, float* y) const;
   // x -> act.normed, or act.ffn_input().
   void norm(int64_t layer, Half half, const float* x) const;
   // y += Wo · attention(rope(Wq h), rope(Wk h), Wv h) + bo; `next`: the norm that reads y, or null.
@@ -70,6 +73,7 @@ class Forward {
   // What an operation of this layer's FFN reads. x: the residual stream.
   Input ffn_input(int64_t layer, Reads reads, const float* x) const;
   // The norm that reads y next, when it is the FFN's of this layer, the attention's, or the head's.
+  // (Only where there is that norm.)
   NextNorm next_ffn(int64_t layer, bool predicts) const;
   NextNorm next_attention(int64_t layer) const;
   NextNorm next_head() const;
@@ -78,6 +82,9 @@ class Forward {
 
  private:
   NormArgs norm_args(const model::Norm& norm) const;
+  // What an operation reads: the norm of x; x itself where there is no such norm.
+  Input input(const model::Norm& norm, const float* x, Act result) const;
+  void norm_heads(Vector weight, int64_t n, float* rows) const;
   AttentionArgs attention_args(int64_t layer) const;
 
   const ForwardContext& c_;

@@ -1,6 +1,7 @@
 #include "engine/main_side.h"
 
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 
@@ -15,7 +16,7 @@ class MainSide::Layer {
   void operator()(const Norm& step) { f_.norm(l_, step.half, x_); }
   void operator()(const Attend& step) {
     const auto next = next_norm(step.next);
-    f_.attend(l_, step.reads, x_, x_, next ? &*next : nullptr);
+    f_.attend(l_, step.reads, x_, sum_, next ? &*next : nullptr);
   }
   void operator()(const Predict& step) {
     const Activations& a = s_.c_.act;
@@ -32,13 +33,13 @@ class MainSide::Layer {
     const Vector bias = f_.layer(l_).ffn_down_bias;
     const auto next = next_norm(step.next);
     const NextNorm* const prepares = next ? &*next : nullptr;
-    if (step.neurons == Neurons::all) return f_.ffn_dense(l_, in, bias, x_, prepares);
+    if (step.neurons == Neurons::all) return f_.ffn_dense(l_, in, bias, sum_, prepares);
     SparseArgs sparse;
     if (step.neurons == Neurons::listed) sparse.candidates = a.predicted;
     const LinkedNeurons linked{rows_.linked, a.linked, a.n_linked_active + l_ * kFewTokens};
     if (step.linked) sparse.linked = &linked;
     if (step.hands_over) sparse.collect = s_.mailbox_, sparse.next = next_matrices();
-    f_.ffn_sparse(l_, sparse, in, bias, x_, prepares);
+    f_.ffn_sparse(l_, sparse, in, bias, sum_, prepares);
   }
   void operator()(const Route& step) { f_.route(l_, step.reads, x_); }
   void operator()(const Experts& step) {
@@ -57,9 +58,14 @@ class MainSide::Layer {
   }
   void operator()(const Stream& step) {
     const Vector bias = rows_.n_hot > 0 ? Vector{} : f_.layer(l_).ffn_down_bias;  // once
-    s_.stream_->ffn(l_, f_.ffn_input(l_, step.reads, x_), f_.T(), bias, x_);
+    s_.stream_->ffn(l_, f_.ffn_input(l_, step.reads, x_), f_.T(), bias, sum_);
   }
-  void operator()(const Collect&) { hand_offs().collect(*s_.mailbox_, x_, f_.size()); }
+  void operator()(const Collect&) { hand_offs().collect(*s_.mailbox_, sum_, f_.size()); }
+  void operator()(const Branch&) {
+    sum_ = s_.c_.act.branch;
+    s_.c_.device.fill_zero(sum_, static_cast<size_t>(f_.size()) * sizeof(float));
+  }
+  void operator()(const Join& step) { f_.join(l_, step.half, std::exchange(sum_, x_), x_); }
   template <typename HostStep>
   void operator()(const HostStep&) {
     HEARTH_CHECK(false, "a step of the CPU's in the main device's list");
@@ -96,6 +102,7 @@ class MainSide::Layer {
   const int64_t l_;
   const MainRows& rows_;
   float* const x_;
+  float* sum_ = x_;  // what attention and FFN are added to
 };
 
 MainSide::MainSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows,

@@ -17,7 +17,7 @@ class Compiler {
       : l_(layer),
         skips_(skips_neurons(kind) && layer.selection != Selection::all),
         main_names_(skips_ && layer.selection == Selection::predictor && layer.main_predicts),
-        whole_on_host_(layer.host_attends && !layer.hot && !main_names_),
+        whole_on_host_(layer.host_attends && !layer.hot && !main_names_ && !layer.post_norms),
         streams_(kind == BatchKind::streamed && layer.cold && layer.streamable && !whole_on_host_),
         asks_(layer.cold && !streams_ && !(skips_ && layer.all_linked)),
         publishes_(asks_ && skips_ && layer.hot && !layer.parallel),
@@ -74,9 +74,22 @@ class Compiler {
 
   void attention_first() {
     if (l_.early_router && l_.main_routes) main(Route{Reads::residual});
-    if (!l_.host_attends) return main(Attend{Reads::norm_of_x});
-    main(Post{Letter::x}), main(Collect{});
-    host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(Answer{});
+    if (l_.host_attends) main(Post{Letter::x});
+    branch();
+    if (!l_.host_attends) {
+      main(Attend{Reads::norm_of_x});
+    } else {
+      main(Collect{});
+      host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(Answer{});
+    }
+    join(Half::attention);
+  }
+
+  void branch() {
+    if (l_.post_norms) main(Branch{});
+  }
+  void join(Half half) {
+    if (l_.post_norms) main(Join{half});
   }
 
   // The host's part of a layer whose experts it chooses itself, from x.
@@ -108,9 +121,11 @@ class Compiler {
   void ffn_second() {
     if (l_.experts) return experts_second();
     const Letter letter = begin_hand_off(asks_);
+    branch();
     main_ffn();
+    if (asks_ && !publishes_) main(Collect{});
+    join(Half::ffn);
     if (!asks_) return;
-    if (!publishes_) main(Collect{});
     if (prefetches_) host(Prefetch{});
     host(Take{letter});
     host_ffn(letter);
@@ -252,6 +267,8 @@ std::string to_string(const Step& step) {
     std::string operator()(const Hint&) const { return "hint"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
     std::string operator()(const Collect&) const { return "collect"; }
+    std::string operator()(const Branch&) const { return "branch"; }
+    std::string operator()(const Join& j) const { return j.half == Half::ffn ? "join(ffn)" : "join(attention)"; }
     std::string operator()(const Prefetch&) const { return "prefetch"; }
     std::string operator()(const Take& t) const { return fmt::format("take({})", to_string(t.letter)); }
     std::string operator()(const TakeNeurons&) const { return "take(neurons)"; }
@@ -273,9 +290,10 @@ void check_facts(std::span<const LayerFacts> layers) {
     };
     const bool predicts = l.selection == Selection::predictor;
     require(l.hot || l.cold, "no device has its neurons");
+    require(!l.parallel || !l.post_norms, "attention and FFN are computed together, and normed each on its own");
     require(l.experts || (!l.main_routes && !l.early_router), "a router without experts");
-    require(!l.experts || (!l.parallel && l.selection == Selection::all && !l.streamable),
-            "a mixture of experts beside the attention, with predictors or streamed");
+    require(!l.experts || (!l.parallel && !l.post_norms && l.selection == Selection::all && !l.streamable),
+            "a mixture of experts beside the attention, normed after it, with predictors or streamed");
     require(!l.experts || l.main_routes || !l.hot, "the CPU chooses the experts, and some of them are on the GPU");
     require(!l.main_routes || l.hot || !l.host_attends,
             "the GPU chooses the experts of a layer of which it has nothing");

@@ -40,6 +40,7 @@ inline bool skips_neurons(BatchKind kind) {
 // What the configuration and the placement say about one layer. Invariants are checked by check_facts().
 struct LayerFacts {
   bool parallel = false;      // x += attention(n_a(x)) + ffn(n_f(x)); otherwise one after the other
+  bool post_norms = false;    // what a half adds to x is normed before: x += norm(half), on the main device
   bool host_attends = false;  // the host has the attention, and the layer's cache
   bool hot = true;            // the main device has rows of some neurons
   bool cold = false;          // the host has rows of some neurons
@@ -108,6 +109,10 @@ struct Stream {
   Reads reads;
 };                   // main: += the cold neurons, which visit it
 struct Collect {};   // main: x += the answer
+struct Branch {};    // main: what is added from here on is not added to x, but to a sum of its own, which is zero
+struct Join {
+  Half half;
+};                   // main: x += the post-norm of that sum; what follows is added to x again
 struct Prefetch {};  // host: rows that a hint named, until the next hand-off
 struct Take {
   Letter letter;
@@ -115,8 +120,8 @@ struct Take {
 struct TakeNeurons {};  // host: waits for its neurons
 struct AddInput {};     // host: x = what the hand-off brought + the answer so far
 struct Answer {};       // host: ends the hand-off
-using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Stream, Collect, Prefetch, Take, TakeNeurons,
-                          AddInput, Answer>;
+using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Stream, Collect, Branch, Join,
+                          Prefetch, Take, TakeNeurons, AddInput, Answer>;
 
 struct LayerSchedule {
   std::vector<Step> main, host;

@@ -32,6 +32,9 @@ class Simulation {
     if (l_.hot) wanted |= kHot;
     if (skips_ && l_.linked) wanted |= kLinked;
     if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
+    if (main_.branch) return "a sum is left behind that nothing joins";
+    if (joined_ != (l_.post_norms ? wanted : 0))
+      return "a half of the layer is added with a wrong norm, or without one";
     if (main_.x != wanted) return fmt::format("the layer's parts are {:#x}, expected {:#x}", main_.x, wanted);
     return std::nullopt;
   }
@@ -42,6 +45,7 @@ class Simulation {
 
   struct Side {
     Parts x = 0;
+    std::optional<Parts> branch;  // what is being added besides
     std::optional<Parts> attention_in, ffn_in;
     bool has_neurons = false, has_experts = false;
   };
@@ -54,6 +58,15 @@ class Simulation {
     if ((to & parts) != 0) return fail("a part of the layer is added twice");
     to |= parts;
     return true;
+  }
+  // To x, or beside it.
+  bool add_to(Side& side, Parts parts) { return add(side.branch ? *side.branch : side.x, parts); }
+  bool join(Half half) {
+    const std::optional<Parts> sum = std::exchange(main_.branch, std::nullopt);
+    if (!sum) return fail("a sum is joined that nothing has begun");
+    if ((half == Half::attention) != (*sum == kAttention)) return fail("a sum is joined as another half's");
+    joined_ |= *sum;
+    return add(main_.x, *sum);
   }
   // The input of a step, which must be as the layer's form wants it.
   bool reads(const char* step, Side& side, std::optional<Parts>& kept, Reads how, Parts wanted) {
@@ -101,12 +114,13 @@ class Simulation {
   bool collect() {
     if (!answered_) return false;  // waits
     answered_ = outstanding_ = false;
-    return add(main_.x, answer_);
+    return add_to(main_, answer_);
   }
 
   bool execute_main(const Step& step) {
     if (const auto* n = std::get_if<Norm>(&step)) return norm(main_, n->half);
-    if (const auto* a = std::get_if<Attend>(&step)) return reads_attention(main_, a->reads) && add(main_.x, kAttention);
+    if (const auto* a = std::get_if<Attend>(&step))
+      return reads_attention(main_, a->reads) && add_to(main_, kAttention);
     if (const auto* p = std::get_if<Predict>(&step)) {
       if (!reads_ffn("the predictor", main_, p->reads)) return false;
       main_.has_neurons = true;
@@ -119,17 +133,22 @@ class Simulation {
       }
       if (f->hands_over && !published_) return fail("an answer is awaited part by part that is not published");
       if (!reads_ffn("the main device's FFN", main_, f->reads) || !has_neurons(main_, *f)) return false;
-      return add(main_.x, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
+      return add_to(main_, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
     }
     if (const auto* r = std::get_if<Route>(&step)) return route(main_, r->reads);
-    if (const auto* e = std::get_if<Experts>(&step)) return experts(main_, e->reads) && add(main_.x, kHot);
+    if (const auto* e = std::get_if<Experts>(&step)) return experts(main_, e->reads) && add_to(main_, kHot);
     if (const auto* p = std::get_if<Post>(&step)) {
       return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
     }
     if (std::holds_alternative<Hint>(step)) return main_.ffn_in ? true : fail("a hint reads what nothing has written");
     if (const auto* s = std::get_if<Stream>(&step)) {
-      return reads_ffn("the stream", main_, s->reads) && add(main_.x, kCold);
+      return reads_ffn("the stream", main_, s->reads) && add_to(main_, kCold);
     }
+    if (std::holds_alternative<Branch>(step)) {
+      if (std::exchange(main_.branch, 0)) return fail("a second sum begins before the first is joined");
+      return true;
+    }
+    if (const auto* j = std::get_if<Join>(&step)) return join(j->half);
     if (std::holds_alternative<Collect>(step)) {
       if (!outstanding_) return fail("an answer is collected that nobody was asked for");
       if (answered_ && published_) return fail("an answer is published that nobody awaits part by part");
@@ -189,7 +208,7 @@ class Simulation {
   const LayerSchedule& s_;
   Side main_, host_;
   std::optional<Letter> posted_;  // not taken yet
-  Parts posted_parts_ = 0, brought_ = 0, answer_ = 0;
+  Parts posted_parts_ = 0, brought_ = 0, answer_ = 0, joined_ = 0;
   bool outstanding_ = false, answered_ = false, taken_ = false, neurons_left_ = false, published_ = false;
   std::string error_;
 };

@@ -66,6 +66,10 @@ T adopt(Device& device, const T& tensor) {
   return tensor ? device.adopt(tensor) : T{};
 }
 
+model::Norm adopt(Device& device, const model::Norm& norm) {
+  return {adopt(device, norm.weight), adopt(device, norm.bias)};
+}
+
 FfnShard adopt_shard(Device& device, FfnShard s) {
   if (s.down_t.rows == 0) s.down_t = {};
   if (s.up.rows == 0) s.up = {};
@@ -81,12 +85,13 @@ void adopt_attention(Device& device, const LayerWeights& from, LayerWeights& to)
   to.bq = adopt(device, from.bq), to.bk = adopt(device, from.bk), to.bv = adopt(device, from.bv);
   to.bo = adopt(device, from.bo);
   to.q_norm = adopt(device, from.q_norm), to.k_norm = adopt(device, from.k_norm);
-  to.attn_norm = {adopt(device, from.attn_norm.weight), adopt(device, from.attn_norm.bias)};
+  to.sinks = adopt(device, from.sinks);
+  to.attn_norm = adopt(device, from.attn_norm);
 }
 
 void adopt_ffn(Device& device, const LayerWeights& from, const FfnShard& shard, LayerWeights& to) {
   to.ffn = adopt_shard(device, shard);
-  to.ffn_norm = {adopt(device, from.ffn_norm.weight), adopt(device, from.ffn_norm.bias)};
+  to.ffn_norm = adopt(device, from.ffn_norm);
   to.ffn_down_bias = adopt(device, from.ffn_down_bias);
 }
 
@@ -104,7 +109,7 @@ void adopt_embedding(Device& device, const Weights& from, Weights& to) {
 void adopt_output(Device& device, const Weights& from, Weights& to) {
   const bool tied_here = from.output.data == from.tok_embd.data && to.tok_embd;
   to.output = tied_here ? to.tok_embd : adopt(device, from.output);
-  to.output_norm = {adopt(device, from.output_norm.weight), adopt(device, from.output_norm.bias)};
+  to.output_norm = adopt(device, from.output_norm);
   to.output_bias = adopt(device, from.output_bias);
 }
 
@@ -203,7 +208,7 @@ class Splitter {
       to_host.ffn_down_bias = {};  // added once, by the main device
     } else {
       // A predictor there may read the normed input, of this layer or in the next.
-      to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
+      to_main.ffn_norm = adopt(main_, from.ffn_norm);
       to_main.ffn_down_bias = adopt(main_, from.ffn_down_bias);  // of prompts that stream the CPU's rows
     }
   }
@@ -286,7 +291,8 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
     const LayerPlacement& place = placement.layers[l];
     const model::LayerWeights& w = model.weights().layers[l];
     LayerFacts& f = all.emplace_back();
-    f.parallel = model.config().parallel_block, f.host_attends = place.attention == Where::cpu;
+    f.parallel = model.config().parallel_block, f.post_norms = model.config().post_norms;
+    f.host_attends = place.attention == Where::cpu;
     if (w.router) {
       f.experts = true;
       f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
@@ -326,6 +332,8 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
   out.arena = HostArena(main, splitter.arena_bytes());
   for (size_t l = 0; l < w.layers.size(); ++l) {
     const bool host_attends = out.facts[l].host_attends;
+    out.main.layers[l].attn_post_norm = adopt(main, w.layers[l].attn_post_norm);
+    out.main.layers[l].ffn_post_norm = adopt(main, w.layers[l].ffn_post_norm);
     adopt_attention(host_attends ? host : main, w.layers[l], (host_attends ? out.host : out.main).layers[l]);
     splitter.ffn(l, out);
     if (main.is_host()) continue;  // a stand-in for a GPU uses the model's own rows

@@ -1,50 +1,19 @@
 #include "model/config.h"
 
-#include <array>
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_reader.h"
 
 namespace hearth::model {
 namespace {
 
-// What the metadata does not say about an architecture. One row each: a new one that fits the forward pass is data.
-struct ArchTraits {
-  std::string_view arch;
-  NormKind norm;
-  RopeKind rope;
-  std::string_view activation;             // of files written by llama.cpp
-  std::string_view powerinfer_activation;  // of PowerInfer's files, which hold ReLU models only
-  bool parallel_block;
-  int64_t position_offset;
-};
-constexpr std::array kArchs = {
-    ArchTraits{"llama", NormKind::rms, RopeKind::interleaved, "silu", "relu", false, 0},
-    ArchTraits{"mistral", NormKind::rms, RopeKind::interleaved, "silu", "relu", false, 0},
-    ArchTraits{"bamboo", NormKind::rms, RopeKind::interleaved, "drelu", "drelu", false, 0},
-    ArchTraits{"qwen2", NormKind::rms, RopeKind::neox, "silu", "relu", false, 0},
-    ArchTraits{"qwen3", NormKind::rms, RopeKind::neox, "silu", "relu", false, 0},
-    ArchTraits{"qwen2moe", NormKind::rms, RopeKind::neox, "silu", "silu", false, 0},
-    ArchTraits{"qwen3moe", NormKind::rms, RopeKind::neox, "silu", "silu", false, 0},
-    ArchTraits{"opt", NormKind::layer, RopeKind::none, "relu", "relu", false, 2},
-    ArchTraits{"falcon", NormKind::layer, RopeKind::neox, "gelu", "relu", true, 0},
-    ArchTraits{"arcee", NormKind::rms, RopeKind::interleaved, "relu2", "relu2", false, 0},
-    ArchTraits{"nemotron", NormKind::layer, RopeKind::neox, "relu2", "relu2", false, 0},
-};
-
-const ArchTraits* find_arch(std::string_view arch) {
-  for (const ArchTraits& a : kArchs) {
-    if (a.arch == arch) return &a;
-  }
-  return nullptr;
-}
-
-const ArchTraits& require_arch(const gguf::File& file) {
+const Architecture& require_architecture(const gguf::File& file) {
   const auto arch = file.require<std::string>("general.architecture");
-  const ArchTraits* a = find_arch(arch);
+  const Architecture* a = find_architecture(arch);
   if (a == nullptr) {
     std::string known;
-    for (const ArchTraits& k : kArchs) known += (known.empty() ? "" : ", ") + std::string(k.arch);
+    for (const Architecture& k : architectures()) known += (known.empty() ? "" : ", ") + std::string(k.name);
     fail("'{}': the architecture '{}' is not supported; supported are {}", file.path().string(), arch, known);
   }
   return *a;
@@ -62,6 +31,7 @@ std::string family_name(const FfnDescription& f) {
     case Activation::silu:
       return f.gated ? "SwiGLU" : "SiLU";
     case Activation::gelu:
+    case Activation::gelu_tanh:
       return f.gated ? "GeGLU" : "GELU";
     case Activation::clamped_silu:
       return "clamped SwiGLU";
@@ -69,40 +39,23 @@ std::string family_name(const FfnDescription& f) {
   return "?";
 }
 
-// A dimension from the metadata: positive and small enough that products of three stay far below 2^63.
-int64_t dimension(const gguf::File& file, const std::string& key, int64_t limit = int64_t{1} << 20) {
-  const auto value = file.require<int64_t>(key);
-  if (value < 1 || value > limit) fail("'{}': {} is {}, expected 1 to {}", file.path().string(), key, value, limit);
-  return value;
-}
-int64_t dimension_or(const gguf::File& file, const std::string& key, int64_t fallback) {
-  return file.find(key) != nullptr ? dimension(file, key) : fallback;
+// Layers behind the last one that predict tokens farther ahead, and that nothing here needs (GLM-4.5).
+int64_t read_nextn_layers(const KeyReader& keys) {
+  return keys.has("nextn_predict_layers") && keys.file().require<int64_t>(keys.key("nextn_predict_layers")) != 0
+             ? keys.dimension("nextn_predict_layers", 4096)
+             : 0;
 }
 
-void read_rope(const gguf::File& file, const std::string& p, Config& c) {
-  if (c.rope == RopeKind::none) return;
-  c.n_rot = dimension_or(file, p + "rope.dimension_count", c.head_dim);
-  if (c.n_rot > c.head_dim || c.n_rot % 2 != 0) {
-    fail("'{}': {}rope.dimension_count is {}, expected an even number up to the head's {}", file.path().string(), p,
-         c.n_rot, c.head_dim);
-  }
-  c.rope_base = file.get<float>(p + "rope.freq_base").value_or(10000.0f);
-  if (!(c.rope_base > 0) || !std::isfinite(c.rope_base)) {
-    fail("'{}': {}rope.freq_base is {}, expected a positive number", file.path().string(), p, c.rope_base);
-  }
-  const auto type = file.get<std::string>(p + "rope.scaling.type").value_or("none");
-  if (type == "linear") {
-    c.rope_linear_factor = file.require<float>(p + "rope.scaling.factor");
-  } else if (type != "none") {
-    // llama3 scaling arrives as the tensor rope_freqs.weight and needs no key.
-    fail("'{}': RoPE scaling '{}' is not supported; none, linear and llama3 are", file.path().string(), type);
-  } else if (const auto old = file.get<float>(p + "rope.scale_linear")) {
-    c.rope_linear_factor = *old;
-  }
-  if (!(c.rope_linear_factor > 0) || !std::isfinite(c.rope_linear_factor)) {
-    fail("'{}': the linear RoPE scaling factor is {}, expected a positive number", file.path().string(),
-         c.rope_linear_factor);
-  }
+// What multiplies embeddings, halves of layers and logits (Granite divides its logits).
+void read_scales(const KeyReader& keys, const Architecture& arch, Config& c) {
+  const double width = std::sqrt(static_cast<double>(c.n_embd));
+  const double residual = keys.positive("residual_scale", 1);
+  c.residual_scale = static_cast<float>(residual);
+  c.embedding_scale =
+      static_cast<float>(keys.positive("embedding_scale", arch.embedding_by_width ? width : 1) / residual);
+  c.norm_eps = static_cast<float>(c.norm_eps / (residual * residual));
+  c.logit_scale = static_cast<float>(1 / keys.positive("logit_scale", 1));
+  c.logit_soft_cap = static_cast<float>(keys.positive_or_none("final_logit_softcapping", arch.logit_soft_cap));
 }
 
 }  // namespace
@@ -113,14 +66,18 @@ ActivationName parse_activation(std::string_view name) {
   if (name == "relu2") return {Activation::relu2, false};
   if (name == "silu") return {Activation::silu, false};
   if (name == "gelu") return {Activation::gelu, false};
+  if (name == "gelu_tanh") return {Activation::gelu_tanh, false};
   if (name == "clamped_silu") return {Activation::clamped_silu, false};
   if (name == "drelu") return {Activation::relu, true};
-  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu, clamped_silu or drelu", name);
+  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu or drelu", name);
 }
 
 FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::string>& override_activation) {
   FfnDescription f;
-  f.gated = file.find_tensor("blk.0.ffn_gate.weight") != nullptr || has_gated_experts(file);
+  const auto named = file.get<std::string>("general.architecture");
+  const Architecture* arch = named ? find_architecture(*named) : nullptr;
+  const bool fused = arch != nullptr && arch->fused_gate_up;
+  f.gated = fused || file.find_tensor("blk.0.ffn_gate.weight") != nullptr || has_gated_experts(file);
   if (override_activation) {
     f.activation = *override_activation;
     f.reason = "as asked on the command line";
@@ -128,10 +85,10 @@ FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::str
     f.activation = *own;
     f.reason = "the key hearth.ffn.activation says so";
   } else {
-    const ArchTraits& a = require_arch(file);
+    const Architecture& a = require_architecture(file);
     f.activation = file.powerinfer() ? a.powerinfer_activation : a.activation;
-    f.reason = file.powerinfer() ? fmt::format("a PowerInfer file of architecture '{}'", a.arch)
-                                 : fmt::format("no key says otherwise, and '{}' models use it", a.arch);
+    f.reason = file.powerinfer() ? fmt::format("a PowerInfer file of architecture '{}'", a.name)
+                                 : fmt::format("no key says otherwise, and '{}' models use it", a.name);
   }
   const ActivationName parsed = parse_activation(f.activation);
   f.act = parsed.act;
@@ -152,50 +109,50 @@ FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::str
            f.act_threshold);
     }
   }
-  f.reason += f.gated ? "; ffn_gate is there" : "; there is no ffn_gate";
+  f.reason += fused ? "; ffn_up has the gate too" : f.gated ? "; ffn_gate is there" : "; there is no ffn_gate";
   f.family = family_name(f);
   return f;
 }
 
 Config read_config(const gguf::File& file, const std::optional<std::string>& override_activation) {
-  const ArchTraits& a = require_arch(file);
-  const std::string p = std::string(a.arch) + ".";
+  const Architecture& a = require_architecture(file);
+  const KeyReader keys(file, std::string(a.name) + ".");
   Config c;
-  c.arch = a.arch;
+  c.arch = a.name;
   c.name = file.get<std::string>("general.name").value_or(file.path().stem().string());
   c.norm = a.norm;
   c.rope = a.rope;
   c.parallel_block = a.parallel_block;
+  c.post_norms = !a.attn_post_norm.empty();
   c.position_offset = a.position_offset;
-  c.n_layer = dimension(file, p + "block_count", 4096);
-  c.n_embd = dimension(file, p + "embedding_length");
-  c.experts = read_experts(file, a.arch);
+  c.n_layer = keys.dimension("block_count", 4096) - read_nextn_layers(keys);
+  if (c.n_layer < 1) keys.refuse("every layer predicts tokens farther ahead ({})", keys.key("nextn_predict_layers"));
+  c.n_embd = keys.dimension("embedding_length");
+  c.experts = read_experts(file, a.name);
   if (c.experts && c.experts.n_dense_layers >= c.n_layer) {
-    fail("'{}': {}leading_dense_block_count is {}, expected less than {}block_count, {}", file.path().string(), p,
-         c.experts.n_dense_layers, p, c.n_layer);
+    keys.refuse("{} is {}, expected less than the number of layers, {}", keys.key("leading_dense_block_count"),
+                c.experts.n_dense_layers, c.n_layer);
   }
-  c.n_ff = c.experts && c.experts.n_dense_layers == 0 ? c.experts.n_ff : dimension(file, p + "feed_forward_length");
-  c.n_head = dimension(file, p + "attention.head_count", 4096);
-  c.n_head_kv = dimension_or(file, p + "attention.head_count_kv", c.n_head);
+  c.n_ff = c.experts && c.experts.n_dense_layers == 0 ? c.experts.n_ff : keys.dimension("feed_forward_length");
+  c.n_head = keys.dimension("attention.head_count", 4096);
+  c.n_head_kv = keys.dimension_or("attention.head_count_kv", c.n_head);
   if (c.n_head % c.n_head_kv != 0) {
-    fail("'{}': {} attention heads cannot share {} key/value heads evenly", file.path().string(), c.n_head,
-         c.n_head_kv);
+    keys.refuse("{} attention heads cannot share {} key/value heads evenly", c.n_head, c.n_head_kv);
   }
-  if (file.find(p + "attention.key_length") == nullptr && c.n_embd % c.n_head != 0) {
-    fail("'{}': the embedding length {} does not divide by {} heads", file.path().string(), c.n_embd, c.n_head);
+  if (!keys.has("attention.key_length") && c.n_embd % c.n_head != 0) {
+    keys.refuse("the embedding length {} does not divide by {} heads", c.n_embd, c.n_head);
   }
-  c.head_dim = dimension_or(file, p + "attention.key_length", c.n_embd / c.n_head);
-  if (const auto v = dimension_or(file, p + "attention.value_length", c.head_dim); v != c.head_dim) {
-    fail("'{}': keys of length {} with values of length {} are not supported", file.path().string(), c.head_dim, v);
+  c.head_dim = keys.dimension_or("attention.key_length", c.n_embd / c.n_head);
+  if (const auto v = keys.dimension_or("attention.value_length", c.head_dim); v != c.head_dim) {
+    keys.refuse("keys of length {} with values of length {} are not supported", c.head_dim, v);
   }
-  c.n_ctx_train = dimension(file, p + "context_length", int64_t{1} << 30);
+  c.n_ctx_train = keys.dimension("context_length", int64_t{1} << 30);
   const std::string eps_key =
-      p + (c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");
-  c.norm_eps = file.require<float>(eps_key);
-  if (!(c.norm_eps >= 0) || !(c.norm_eps < 1))
-    fail("'{}': {} is {}, expected 0 to 1", file.path().string(), eps_key, c.norm_eps);
-  c.sliding_window = dimension_or(file, p + "attention.sliding_window", 0);
-  read_rope(file, p, c);
+      keys.key(c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");
+  c.norm_eps = c.qk_norm_eps = file.require<float>(eps_key);
+  if (!(c.norm_eps >= 0) || !(c.norm_eps < 1)) keys.refuse("{} is {}, expected 0 to 1", eps_key, c.norm_eps);
+  read_attention(keys, a, c);
+  read_scales(keys, a, c);
   c.ffn = describe_ffn(file, override_activation);
   return c;
 }

@@ -5,10 +5,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/device.h"
 #include "gguf/gguf.h"
 #include "model/experts.h"
+#include "model/rope.h"
 
 namespace hearth::model {
 
@@ -22,11 +24,14 @@ struct FfnDescription {
   bool gated = true;           // a separate `up` matrix multiplies the activated gate
   bool up_relu = false;        // dReLU
   // A neuron is exactly zero for many tokens, so that skipping it loses nothing.
-  bool sparse() const { return act != Activation::silu && act != Activation::gelu && act != Activation::clamped_silu; }
+  bool sparse() const {
+    return act != Activation::silu && act != Activation::gelu && act != Activation::gelu_tanh &&
+           act != Activation::clamped_silu;
+  }
 };
 
 // The activation's name as written in `hearth.ffn.activation`, or what a user may give to override it:
-// relu, fat_relu, relu2, silu, gelu, clamped_silu, drelu. Throws Error for another name.
+// relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu, drelu. Throws Error for another name.
 struct ActivationName {
   Activation act;
   bool up_relu;
@@ -37,6 +42,12 @@ ActivationName parse_activation(std::string_view name);
 // the architecture is not known and nothing says what the activation is.
 FfnDescription describe_ffn(const gguf::File& file,
                             const std::optional<std::string>& override_activation = std::nullopt);
+
+// What one layer's attention does beside what all do.
+struct LayerAttention {
+  int64_t window = 0;  // positions that a token sees, its own among them; 0 = all
+  int rope = 0;        // of Config::ropes; -1: keys and queries are not rotated
+};
 
 struct Config {
   std::string arch;  // general.architecture
@@ -49,14 +60,30 @@ struct Config {
   float norm_eps = 1e-5f;
   RopeKind rope = RopeKind::interleaved;
   int64_t n_rot = 0;
-  double rope_base = 10000.0;
-  double rope_linear_factor = 1.0;  // positions are divided by this
-  float rope_attention_factor = 1.0f;
-  int64_t sliding_window = 0;   // 0 = none
-  bool parallel_block = false;  // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
+  std::vector<Rope> ropes;
+  // Contexts longer than this use the rope after the one that a layer names (Phi-3's long factors); 0: there is none.
+  int64_t long_rope_context = 0;
+  std::vector<LayerAttention> layers;  // [n_layer], or empty: none has anything of its own
+  float qk_norm_eps = 1e-5f;
+  float attention_scale = 0.0f;  // of q.k; 0 = 1 / sqrt(head_dim)
+  float attention_soft_cap = 0.0f, logit_soft_cap = 0.0f;  // c of c tanh(x / c); 0 = none
+  // The residual stream is kept divided by `residual_scale` (Granite's multiplier of what each half adds): norms do not
+  // see the difference, because norm_eps is divided by its square, and nothing has to be multiplied on the way.
+  float residual_scale = 1.0f;
+  float embedding_scale = 1.0f;  // multiplies the embeddings; the division above is part of it
+  float logit_scale = 1.0f;      // multiplies the logits; part of the last norm's weights
+  bool parallel_block = false;   // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
   int64_t position_offset = 0;  // OPT: learned positions start at row 2
+  bool post_norms = false;       // x += norm(half) for both halves of every layer
   FfnDescription ffn;  // of experts, too
   ExpertsDescription experts;
+
+  LayerAttention layer(int64_t l) const { return layers.empty() ? LayerAttention{} : layers[static_cast<size_t>(l)]; }
+  // Positions that a token sees in a layer, of n that there are.
+  int64_t seen(int64_t l, int64_t n) const {
+    const int64_t window = layer(l).window;
+    return window > 0 && window < n ? window : n;
+  }
 };
 
 // Throws Error naming the key when one is missing, of the wrong type, or out of range.

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/every_core.h"
+#include "model/architectures.h"
 #include "model/bind_experts.h"
 #include "model/predictors.h"
 
@@ -16,7 +17,8 @@ namespace hearth::model {
 // Binds the tensors of one file by name. Keeps the error texts in one place.
 class Binder {
  public:
-  explicit Binder(Model& model, const LoadOptions& options = {}) : m_(model), file_(*model.file_), options_(options) {}
+  explicit Binder(Model& model, const LoadOptions& options = {})
+      : m_(model), file_(*model.file_), arch_(*find_architecture(model.config_.arch)), options_(options) {}
 
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
 
@@ -49,6 +51,10 @@ class Binder {
   }
   Vector optional_vector(const std::string& name, int64_t n) { return has(name) ? vector(name, n) : Vector{}; }
 
+  // Of a layer: none where the description names none.
+  Norm norm(const std::string& layer, std::string_view name) {
+    return name.empty() ? Norm{} : norm(layer + std::string(name));
+  }
   Norm norm(const std::string& prefix) {
     const int64_t n = m_.config_.n_embd;
     Norm result{vector(prefix + ".weight", n), optional_vector(prefix + ".bias", n)};
@@ -68,9 +74,12 @@ class Binder {
     c.n_vocab = embd.rows();
     w.tok_embd = matrix("token_embd.weight", c.n_vocab, c.n_embd);
     if (c.rope == RopeKind::none) bind_positions();
-    w.output_norm = norm("output_norm");
+    w.output_norm = scaled(norm("output_norm"), c.logit_scale);
     w.output = has("output.weight") ? matrix("output.weight", c.n_vocab, c.n_embd) : w.tok_embd;
     w.output_bias = optional_vector("output.bias", c.n_vocab);
+    if (w.output_bias && c.logit_scale != 1) {
+      fail("'{}': a scale of the logits beside output.bias is not supported", file_.path().string());
+    }
     if (c.rope != RopeKind::none) w.inv_freq = own(rope_frequencies());
     w.layers.resize(static_cast<size_t>(c.n_layer));
     for (int64_t l = 0; l < c.n_layer; ++l) bind_layer(l, w.layers[static_cast<size_t>(l)]);
@@ -92,19 +101,32 @@ class Binder {
     c.n_ctx_train = std::min(c.n_ctx_train, usable);
   }
 
-  // inv_freq[i] = base^(-2i/n_rot) / (linear factor * rope_freqs[i]); rope_freqs carries llama3 scaling.
+  Norm scaled(Norm norm, float factor) {
+    for (Vector* v : {&norm.weight, &norm.bias}) {
+      if (!*v || factor == 1) continue;
+      std::vector<float> values(v->data, v->data + v->n);
+      for (float& x : values) x *= factor;
+      *v = own(std::move(values));
+    }
+    return norm;
+  }
+
+  // The frequencies of every rope, one behind the other. A tensor of divisors is llama3's scaling, or Phi-3's.
   std::vector<float> rope_frequencies() {
     const Config& c = m_.config_;
-    const Vector factors = optional_vector("rope_freqs.weight", c.n_rot / 2);
-    std::vector<float> f(static_cast<size_t>(c.n_rot / 2));
-    for (size_t i = 0; i < f.size(); ++i) {
-      const double factor = factors ? static_cast<double>(factors.data[i]) : 1.0;
-      if (!(factor > 0))
-        fail("'{}': rope_freqs.weight[{}] is {}, expected a positive number", file_.path().string(), i, factor);
-      f[i] = static_cast<float>(std::pow(c.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(c.n_rot)) /
-                                (c.rope_linear_factor * factor));
+    std::vector<float> all;
+    for (const Rope& rope : c.ropes) {
+      const Vector divisors = rope.factors.empty() ? Vector{} : vector(rope.factors, c.n_rot / 2);
+      for (int64_t i = 0; i < divisors.n; ++i) {
+        if (!(divisors.data[i] > 0) || !std::isfinite(divisors.data[i])) {
+          fail("'{}': {}[{}] is {}, expected a positive number", file_.path().string(), rope.factors, i,
+               divisors.data[i]);
+        }
+      }
+      const auto f = model::rope_frequencies(rope, c.n_rot, {divisors.data, static_cast<size_t>(divisors.n)});
+      all.insert(all.end(), f.begin(), f.end());
     }
-    return f;
+    return all;
   }
 
   void bind_layer(int64_t layer, LayerWeights& l) {
@@ -116,9 +138,10 @@ class Binder {
       bind_ffn(p, l);
     }
     bind_predictor(p, l.predictor);
-    l.attn_norm = norm(p + "attn_norm");
+    l.attn_norm = norm(p, arch_.attn_norm);
+    l.attn_post_norm = norm(p, arch_.attn_post_norm), l.ffn_post_norm = norm(p, arch_.ffn_post_norm);
     if (!m_.config_.parallel_block) {
-      l.ffn_norm = norm(p + "ffn_norm");
+      l.ffn_norm = norm(p, arch_.ffn_norm);
     } else {  // llama.cpp's names for Falcon: attn_norm feeds the FFN; attn_norm_2, where it exists (40B), the
               // attention
       l.ffn_norm = l.attn_norm;
@@ -149,8 +172,15 @@ class Binder {
     }
     l.wo = matrix(p + "attn_output.weight", c.n_embd, n_q);
     l.bo = optional_vector(p + "attn_output.bias", c.n_embd);
-    l.q_norm = optional_vector(p + "attn_q_norm.weight", c.head_dim);
-    l.k_norm = optional_vector(p + "attn_k_norm.weight", c.head_dim);
+    l.q_norm = head_norm(p + "attn_q_norm.weight", n_q);
+    l.k_norm = head_norm(p + "attn_k_norm.weight", n_kv);
+    l.sinks = optional_vector(p + "attn_sinks.weight", c.n_head);
+  }
+
+  // Of every head, or of all at once.
+  Vector head_norm(const std::string& name, int64_t all) {
+    if (!has(name)) return {};
+    return vector(name, require(name).cols() == all ? all : m_.config_.head_dim);
   }
 
   void bind_ffn(const std::string& p, LayerWeights& l) {
@@ -159,7 +189,10 @@ class Binder {
     f.act = c.ffn.act;
     f.act_threshold = c.ffn.act_threshold;
     f.up_relu = c.ffn.up_relu;
-    if (c.ffn.gated) {
+    if (arch_.fused_gate_up) {
+      const Matrix both = matrix(p + "ffn_up.weight", 2 * c.n_ff, c.n_embd);
+      f.gate = both.slice_rows(0, c.n_ff), f.up = both.slice_rows(c.n_ff, c.n_ff);
+    } else if (c.ffn.gated) {
       f.gate = matrix(p + "ffn_gate.weight", c.n_ff, c.n_embd);
       f.gate_bias = optional_vector(p + "ffn_gate.bias", c.n_ff);
       f.up = matrix(p + "ffn_up.weight", c.n_ff, c.n_embd);
@@ -218,6 +251,7 @@ class Binder {
 
   Model& m_;
   const gguf::File& file_;
+  const Architecture& arch_;
   LoadOptions options_;
   Vector predictor_threshold_;
 };

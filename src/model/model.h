@@ -40,8 +40,11 @@ struct LayerWeights {
   Norm attn_norm;         // n_a: input of the attention
   Matrix wq, wk, wv, wo;  // [n_head*head_dim][n_embd], [n_head_kv*head_dim][n_embd] twice, [n_embd][n_head*head_dim]
   Vector bq, bk, bv, bo;
-  Vector q_norm, k_norm;  // [head_dim] (Qwen3)
+  Vector q_norm, k_norm;  // [head_dim]: of every head (Qwen3); or of all heads at once (OLMo 2), as wide as wq, wk
+  Vector sinks;           // [n_head]: a score of each head that has no value (gpt-oss)
+  Norm attn_post_norm;    // of what the attention adds (Gemma, OLMo 2); attn_norm and ffn_norm may be absent then
   Norm ffn_norm;          // n_f: input of the FFN
+  Norm ffn_post_norm;     // of what the FFN adds
   FfnShard ffn;           // all n_ff neurons; empty where the layer has experts
   Vector ffn_down_bias;   // [n_embd]
   LayerPredictor predictor;
@@ -63,7 +66,7 @@ struct Weights {
   Norm output_norm;
   Matrix output;  // [n_vocab][n_embd]; the same view as tok_embd when tied
   Vector output_bias;
-  Vector inv_freq;  // [n_rot / 2], RoPE frequencies with every scaling applied
+  Vector inv_freq;  // [ropes of the configuration][n_rot / 2], RoPE frequencies with every scaling applied
   std::vector<LayerWeights> layers;
 
   // Calls f on every matrix and every vector (empty ones too), so that places and sums are written once.
@@ -73,7 +76,8 @@ struct Weights {
     for (LayerWeights& l : layers) {
       f(l.attn_norm.weight), f(l.attn_norm.bias), f(l.wq), f(l.wk), f(l.wv), f(l.wo), f(l.bq), f(l.bk), f(l.bv),
           f(l.bo);
-      f(l.q_norm), f(l.k_norm), f(l.ffn_norm.weight), f(l.ffn_norm.bias);
+      f(l.q_norm), f(l.k_norm), f(l.sinks), f(l.ffn_norm.weight), f(l.ffn_norm.bias);
+      f(l.attn_post_norm.weight), f(l.attn_post_norm.bias), f(l.ffn_post_norm.weight), f(l.ffn_post_norm.bias);
       f(l.ffn.gate), f(l.ffn.up), f(l.ffn.down_t), f(l.ffn.down), f(l.ffn.gate_bias), f(l.ffn.up_bias),
           f(l.ffn_down_bias);
       l.predictor.for_each(f);

@@ -125,6 +125,8 @@ struct AttentionShape {
   RopeKind rope = RopeKind::none;
   int64_t n_rot = 0;
   bool norms = false;   // of every head of q and k
+  float soft_cap = 0;
+  bool sinks = false;
   bool forked = false;  // all sequences have the first page in common
   int64_t T() const;
 };

@@ -25,7 +25,7 @@ constexpr float kFactor = 1.25f, kEps = 1e-6f;  // attention_factor with a rotat
 
 struct AttentionData {
   AttentionShape shape;
-  std::vector<float> q, k, v, inv_freq, q_norm, k_norm;
+  std::vector<float> q, k, v, inv_freq, q_norm, k_norm, sinks;
   std::vector<f16_t> k_cache, v_cache;
   std::vector<int32_t> pos, slot, pages;
   std::vector<BatchRun> runs;
@@ -99,6 +99,7 @@ std::shared_ptr<AttentionData> attention_data(uint32_t seed, const AttentionShap
     d->q_norm = random_normal(rng, static_cast<size_t>(dim));
     d->k_norm = random_normal(rng, static_cast<size_t>(dim));
   }
+  if (s.sinks) d->sinks = random_normal(rng, static_cast<size_t>(s.n_head), 2.0f, 1.0f);
   // Earlier positions of the sequences. Pages in common are written once for each, the last time counts.
   for (const BatchRun& run : d->runs) {
     for (int64_t h = 0; h < s.n_head_kv; ++h) {
@@ -198,11 +199,17 @@ void add_tolerance(const AttentionData& d, const std::vector<double>& k_errors, 
       sum.magnitude += std::fabs(product);
       error += scale * (q[i].error * (std::fabs(k) + k_error) + std::fabs(q[i].value) * k_error);
     }
-    p.push_back({sum.value, error + sum.error(dim) + 2 * kUlp * std::fabs(sum.value)});
-    max = std::max(max, sum.value);
+    Value score{sum.value, error + sum.error(dim) + 2 * kUlp * std::fabs(sum.value)};
+    if (s.soft_cap > 0) {  // its slope is 1 at most; 1e-6 for the hyperbolic tangent
+      score.value = s.soft_cap * std::tanh(score.value / s.soft_cap);
+      score.error += 1e-6 * std::fabs(score.value);
+    }
+    p.push_back(score);
+    max = std::max(max, score.value);
   }
   double mean_error = 0;  // of a score
   for (Value& x : p) total += x.value = std::exp(x.value - max);
+  if (s.sinks) total += std::exp(d.sinks[static_cast<size_t>(head)] - max);
   for (Value& x : p) mean_error += (x.value /= total) * x.error;
   std::vector<double> magnitude(q.size()), error(q.size());
   for (int64_t j = first; j <= pos; ++j) {
@@ -226,9 +233,9 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
   std::vector<std::string> runs;
   for (const AttentionRun& r : s.runs) runs.push_back(fmt::format("{} from {}", r.T, r.first_pos));
   Case c;
-  c.name = fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{}", fmt::join(runs, ", "), s.n_head,
+  c.name = fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{} cap {} sinks {}", fmt::join(runs, ", "), s.n_head,
                        s.n_head_kv, s.head_dim, s.window, static_cast<int>(s.rope), s.n_rot, s.norms ? " norms" : "",
-                       s.forked ? " forked" : "");
+                       s.forked ? " forked" : "", s.soft_cap, s.sinks);
   c.limits = limits_for(s.T(), 1, s.n_head * s.head_dim);
   c.limits.n_head = s.n_head;
   c.limits.n_head_kv = s.n_head_kv;
@@ -258,6 +265,7 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
     if (shape.T() > kFewTokens) a.rows.runs = d.runs;
     a.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     a.window = shape.window;
+    a.soft_cap = shape.soft_cap, a.sinks = b.vector(d.sinks);
     a.max_kv = d.max_kv;
     a.q = static_cast<float*>(b.scratch(d.q.size() * sizeof(float)));
     a.k = static_cast<float*>(b.scratch(d.k.size() * sizeof(float)));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <random>
 #include <thread>
 
@@ -38,6 +39,8 @@ double activate(const FfnShape& s, double z) {
       return z / (1 + std::exp(-z));
     case Activation::gelu:
       return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
+    case Activation::gelu_tanh:
+      return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
     case Activation::clamped_silu: {
       const double x = std::min<double>(z, s.act_threshold);
       return x / (1 + std::exp(-kClampedSiluAlpha * x));
@@ -60,7 +63,7 @@ Value gate_of(const FfnData& d, int64_t k, const std::vector<double>& x) {
   const double z = z_sum.value + z_bias,
                z_error = z_sum.error(d.gate.cols) + 2 * kUlp * (std::fabs(z_bias) + std::fabs(z));
   const double a = activate(s, z);
-  // |act'| <= 1.13 for silu and gelu, 2 |z| for relu2; 1e-6 |z| for the exponentials.
+  // |act'| <= 1.13 for silu and both gelus, 2 |z| for relu2; 1e-6 |z| for the exponentials.
   const double slope = s.act == Activation::relu2 ? 2 * (std::fabs(z) + z_error) : 1.13;
   const double a_error = slope * z_error + 1e-6 * std::fabs(z);
   Value v;

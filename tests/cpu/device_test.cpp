@@ -141,7 +141,7 @@ TEST_P(EveryType, FfnDense) {
       s.biases = true;
       check(ffn_case(rng(), s));
       s.gated = false;
-      s.act = Activation::gelu;
+      s.act = T % 2 == 0 ? Activation::gelu : Activation::gelu_tanh;
       check(ffn_case(rng(), s));
     }
   }
@@ -315,7 +315,8 @@ TEST(Device, Attention) {
     for (AttentionShape s : {AttentionShape{.n_head = 4, .n_head_kv = 2, .head_dim = 64},
                              AttentionShape{.n_head = 6, .n_head_kv = 2, .head_dim = 20},
                              AttentionShape{.n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33},
-                             AttentionShape{.n_head = 8, .n_head_kv = 1, .head_dim = 128},
+                             AttentionShape{.n_head = 8, .n_head_kv = 1, .head_dim = 128, .soft_cap = 1.5f},
+                             AttentionShape{.n_head = 4, .n_head_kv = 1, .head_dim = 32, .window = 9, .sinks = true},
                              AttentionShape{.n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}}) {
       s.runs = runs;
       check(attention_case(rng(), s));
@@ -324,7 +325,7 @@ TEST(Device, Attention) {
   // One sequence, from its begin on and later.
   for (const int64_t T : {1, 2, 7, 8, 9, 33, 130}) {
     check(attention_case(rng(), {.runs = {{T, 0}}}));
-    check(attention_case(rng(), {.runs = {{T, 300}}, .n_head = 6, .n_head_kv = 2, .head_dim = 20}));
+    check(attention_case(rng(), {.runs = {{T, 300}}, .n_head = 6, .n_head_kv = 2, .head_dim = 20, .sinks = true}));
     check(attention_case(rng(), {.runs = {{T, 70}}, .n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33}));
     check(attention_case(rng(), {.runs = {{T, 900}}, .n_head = 8, .n_head_kv = 1, .head_dim = 128}));
     check(attention_case(rng(), {.runs = {{T, 600}}, .n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}));

@@ -58,6 +58,9 @@ struct Case {
 class Divided : public testing::TestWithParam<Case> {};
 
 TEST_P(Divided, EqualsTheUndividedModel) {
+  if (const auto& from = GetParam().model.directory; !from.empty() && !std::filesystem::exists(from)) {
+    GTEST_SKIP() << "needs " << from << ", which is absent";
+  }
   const auto path = test::gguf_of(GetParam().model, GetParam().type);
   auto plain = model::Model::load(path);
   auto divided = model::Model::load(path);
@@ -122,10 +125,10 @@ TEST_P(Divided, EqualsTheUndividedModel) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& m : test::zoo()) {
-    if (!m.name.starts_with("own_")) continue;
+    if (!m.name.starts_with("own_") && !test::is_todays(m)) continue;
     all.push_back({m, DType::f16});
-    if (m.name.find("silu") == std::string::npos)
-      all.push_back({m, DType::q8_0});  // quantised silu files stay untransposed
+    const bool sparse = m.name.find("silu") == std::string::npos && (!test::is_todays(m) || m.name == "shared_nemotron");
+    if (sparse) all.push_back({m, DType::q8_0});  // quantised files of other families stay untransposed
   }
   all.push_back({test::wide_models()[1], DType::q4_k});
   all.push_back({test::wide_models()[0], DType::q6_k});

@@ -15,6 +15,7 @@ constexpr BatchKind kKinds[] = {BatchKind::one, BatchKind::few, BatchKind::many,
 LayerFacts facts_of(unsigned bits, Selection selection) {
   const auto bit = [&](int i) { return (bits >> i & 1) != 0; };
   return {.parallel = bit(0),
+          .post_norms = bit(10),
           .host_attends = bit(1),
           .hot = bit(2),
           .cold = bit(3),
@@ -25,9 +26,9 @@ LayerFacts facts_of(unsigned bits, Selection selection) {
           .all_linked = bit(7),
           .hinted = bit(8),
           .streamable = bit(9),
-          .experts = bit(10),
-          .main_routes = bit(11),
-          .early_router = bit(12)};
+          .experts = bit(11),
+          .main_routes = bit(12),
+          .early_router = bit(13)};
 }
 
 // Whether a layer with these facts may follow one that a GPU predicts for both sides.
@@ -45,7 +46,7 @@ bool valid(const LayerFacts& layer) {
 
 std::vector<LayerFacts> all_facts() {
   std::vector<LayerFacts> all;
-  for (unsigned bits = 0; bits < 1u << 13; ++bits) {
+  for (unsigned bits = 0; bits < 1u << 14; ++bits) {
     for (const Selection s : {Selection::all, Selection::gate, Selection::predictor}) {
       if (const LayerFacts l = facts_of(bits, s); valid(l)) all.push_back(l);
     }

@@ -217,20 +217,20 @@ std::vector<Case> config_cases() {
       {"odd_head", "mistral-silu", set("head_dim", 15), "odd head size"},
       {"epsilon_of_one", "llama-relu-gqa", set("rms_norm_eps", 1), "epsilon is 1"},
       {"activation_unknown", "llama-relu-gqa", set("hidden_act", "mish"), "hidden_act 'mish' is not supported"},
-      {"rope_yarn", "llama-fatrelu", set("rope_scaling", {{"type", "yarn"}, {"factor", 4}}),
-       "RoPE scaling 'yarn' is not supported"},
-      {"rope_yarn_new", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "yarn"}, {"factor", 4}}),
-       "RoPE scaling 'yarn' is not supported"},
+      {"rope_dynamic", "llama-fatrelu", set("rope_scaling", {{"type", "dynamic"}, {"factor", 4}}),
+       "RoPE scaling 'dynamic' is not supported"},
+      {"rope_dynamic_new", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "dynamic"}, {"factor", 4}}),
+       "RoPE scaling 'dynamic' is not supported"},
       {"rope_no_factor", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "linear"}}), "factor is missing"},
       {"rope_negative_factor", "llama-relu-gqa", set("rope_parameters", {{"rope_type", "linear"}, {"factor", -2}}),
        "expected a positive number"},
       {"rope_partial", "llama-relu-gqa", set("partial_rotary_factor", 0.5), "partial_rotary_factor is not supported"},
       {"experts", "mistral-silu", set("num_local_experts", 8), "a mixture of experts is not supported"},
-      {"windows_in_some_layers", "qwen2-relu", config([](json& c) {
+      {"layer_of_unknown_type", "qwen2-relu", config([](json& c) {
          c["use_sliding_window"] = true;
-         c["layer_types"] = {"full_attention", "sliding_attention"};
+         c["layer_types"] = {"full_attention", "chunked_attention"};
        }),
-       "in some layers only"},
+       "a layer of type chunked_attention is not supported"},
       {"falcon_old_decoder", "falcon-relu", set("new_decoder_architecture", false), "old Falcon decoder"},
       {"falcon_alibi", "falcon-relu", set("alibi", true), "alibi is not supported"},
       {"opt_norm_after", "opt-relu", set("do_layer_norm_before", false), "OPT-350m"},

@@ -4,6 +4,7 @@
 // a model carries a rounding; a device's results are judged by that, and by nothing that the device itself computes.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 #include <unordered_map>
@@ -97,6 +98,9 @@ class NoisyDevice : public cpu::HostDevice {
   void norm(const NormArgs& args, const float* x, int64_t T, Act out) override {
     oracle_->norm(args, x, T, {out.x, nullptr});
   }
+  void add_norm(const NormArgs& args, float* x, int64_t T, float* y) override { oracle_->add_norm(args, x, T, y); }
+  void scale(float factor, int64_t n, float* x) override { oracle_->scale(factor, n, x); }
+  void soft_cap(float cap, int64_t n, float* x) override { oracle_->soft_cap(cap, n, x); }
   void quantize(Act, int64_t, int64_t) override {}
   using Device::matmul;
   void matmul(std::span<const MatmulPart> parts, const Input& input, int64_t T, const NextNorm*) override {
@@ -262,6 +266,8 @@ class NoisyDevice : public cpu::HostDevice {
         return z / (1 + std::exp(-z));
       case Activation::gelu:
         return 0.5f * z * (1 + std::erf(z * 0.70710678f));
+      case Activation::gelu_tanh:
+        return 0.5f * z * (1 + std::tanh(0.79788456f * (z + 0.044715f * z * z * z)));
       case Activation::clamped_silu: {
         const float x = std::min(z, s.act_threshold);
         return x / (1 + std::exp(-kClampedSiluAlpha * x));
@@ -310,10 +316,11 @@ class NoisyDevice : public cpu::HostDevice {
       double s = 0;
       for (int64_t i = 0; i < d; ++i)
         s += static_cast<double>(q[static_cast<size_t>(i)]) * f16_to_f32(a.cache.k[at(j) + i]);
-      score.push_back(s);
+      score.push_back(a.soft_cap > 0 ? a.soft_cap * std::tanh(s / 1.44269504 / a.soft_cap) * 1.44269504 : s);
     }
-    const double top = *std::max_element(score.begin(), score.end());
-    double total = 0;
+    const double sink = a.sinks ? a.sinks.data[h] * 1.44269504 : -std::numeric_limits<double>::infinity();
+    const double top = std::max(sink, *std::max_element(score.begin(), score.end()));
+    double total = std::exp2(sink - top);
     for (int64_t j = first; j <= last; ++j) {
       const auto p = static_cast<float>(std::exp2(score[static_cast<size_t>(j - first)] - top));
       total += p;

@@ -7,8 +7,10 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -26,6 +28,8 @@ struct TinyModelOptions {
   int64_t predictor_rank = 0;       // adds fc1 and fc2, as PowerInfer's files have them
   int64_t n_layer = 2, n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 2, n_ctx = 64;
   uint32_t seed = 1;
+  std::map<std::string, gguf::Value> keys;            // besides, or instead
+  std::map<std::string, std::vector<float>> vectors;  // tensors besides
 };
 
 // 256 byte tokens, the two merges below, and the end of a text.
@@ -81,6 +85,7 @@ inline std::filesystem::path write_tiny_model(const std::filesystem::path& path,
   w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
   w.set("hearth.ffn.activation", o.activation);
   if (o.vocabulary) detail::set_vocabulary(w);
+  for (const auto& [key, value] : o.keys) w.set(key, value);
 
   struct Tensor {
     size_t index;
@@ -115,7 +120,12 @@ inline std::filesystem::path write_tiny_model(const std::filesystem::path& path,
       matrix(p + "fc1.weight", o.predictor_rank, o.n_embd), matrix(p + "fc2.weight", o.n_ff, o.predictor_rank);
     }
   }
+  std::vector<std::pair<size_t, const std::vector<float>*>> vectors;
+  for (const auto& [name, values] : o.vectors) {
+    vectors.emplace_back(w.add_tensor(name, DType::f32, {std::ssize(values)}), &values);
+  }
   w.begin();
+  for (const auto& [index, values] : vectors) w.write(index, 0, std::as_bytes(std::span(*values)));
   std::mt19937 rng(o.seed);
   for (const Tensor& t : tensors) {
     const bool is_norm = t.rows == 1;

@@ -2,8 +2,10 @@
 // The small checkpoints of every supported family, converted once per test process.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <ostream>
@@ -28,6 +30,13 @@ struct ZooModel {
   friend void PrintTo(const ZooModel& z, std::ostream* out) { *out << z.name; }
 };
 
+// Of the shared material: today's dense architectures.
+inline constexpr const char* kTodays[] = {"gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite", "nemotron"};
+inline bool is_todays(const ZooModel& model) {
+  return std::any_of(std::begin(kTodays), std::end(kTodays),
+                     [&](const std::string name) { return model.name == "shared_" + name; });
+}
+
 // The project's own fixtures (always there), then those of the shared material, by name, so that a test of one that is
 // absent is skipped and not forgotten.
 inline std::vector<ZooModel> zoo() {
@@ -39,6 +48,9 @@ inline std::vector<ZooModel> zoo() {
                            "falcon-relu", "bamboo-drelu"}) {
     models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo-hf" / name});
   }
+  for (const char* name : kTodays) {
+    models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo2-hf" / name});
+  }
   for (ZooModel& m : models) std::replace(m.name.begin(), m.name.end(), '-', '_');
   return models;
 }
@@ -46,7 +58,7 @@ inline std::vector<ZooModel> zoo() {
 // Mixtures of experts of the shared material.
 inline std::vector<ZooModel> mixtures() {
   std::vector<ZooModel> models;
-  for (const char* name : {"mixtral-silu", "qwen2moe", "qwen3moe"}) {
+  for (const char* name : {"mixtral-silu", "qwen2moe", "qwen3moe", "olmoe", "glm4moe"}) {
     models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo2-hf" / name});
   }
   for (ZooModel& m : models) std::replace(m.name.begin(), m.name.end(), '-', '_');

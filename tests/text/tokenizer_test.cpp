@@ -214,7 +214,8 @@ TEST(Tokenizer, DecodingGivesBackAnyBytes) {
 TEST(PreTokenizer, WordsOfEveryFamilyAreTheWholeText) {
   std::mt19937 rng(12);
   for (const char* pre : {"default", "gpt-2", "llama-bpe", "qwen2", "falcon", "starcoder", "bloom", "viking",
-                          "deepseek-coder", "deepseek-v3", "tekken", "gpt-4o", "seed-coder", "dbrx"}) {
+                          "deepseek-coder", "deepseek-llm", "deepseek-v3", "tekken", "gpt-4o", "seed-coder", "dbrx",
+                          "qwen35"}) {
     ASSERT_TRUE(PreTokenizer::knows(pre));
     const PreTokenizer pre_tokenizer(pre);
     for (int i = 0; i < 60; ++i) {
