@@ -57,6 +57,7 @@ HEARTH_SIMD F tanh(F x) {
   return if_greater(set1(0.625f), a, small, if_greater(zero(), x, sub(zero(), large), large));
 }
 
+constexpr int kClampedSilu = 6;  // hearth::Activation
 HEARTH_SIMD F activate_vector(int act, F threshold, F z) {
   switch (act) {
     case 0:
@@ -69,9 +70,13 @@ HEARTH_SIMD F activate_vector(int act, F threshold, F z) {
       return div(z, add(set1(1.0f), exp(sub(zero(), z))));  // silu
     case 4:
       return mul(mul(set1(0.5f), z), add(set1(1.0f), erf(mul(z, set1(0.70710678118654752f)))));  // gelu
-    default: {  // gelu_tanh: 1 + tanh(u) = 2 / (1 + e^-2u)
+    case 5: {  // gelu_tanh: 1 + tanh(u) = 2 / (1 + e^-2u)
       const F u = mul(z, fma(mul(z, z), set1(-0.071354816f), set1(-1.5957691f)));
       return div(z, add(set1(1.0f), exp(u)));
+    }
+    default: {  // clamped_silu
+      const F x = if_greater(z, threshold, threshold, z);
+      return div(x, add(set1(1.0f), exp(mul(x, set1(-1.702f)))));
     }
   }
 }
@@ -83,6 +88,10 @@ void activate(int act, float threshold, const float* z, const float* up, bool up
         if (up != nullptr) {
           F u = get(up + i, k);
           if (up_relu) u = if_greater(u, zero(), u, zero());
+          if (act == kClampedSilu) {
+            const F low = set1(-threshold), high = set1(threshold);
+            u = add(if_greater(u, high, high, if_greater(low, u, low, u)), set1(1.0f));
+          }
           v = mul(v, u);
         }
         put(value + i, v, k);

@@ -78,6 +78,7 @@ void CpuDevice::reserve(const Limits& l) {
   ids_ = make(floats(std::max((few + 1) * l.n_ff + few, slots)));
   partial_ = make(floats((l.max_context / kPagePositions + 2) * l.n_head * (l.head_dim + 2)));
   angles_ = make(floats(T * l.head_dim));
+  reserve_experts(l);
 }
 
 float* CpuDevice::scratch(const DeviceBuffer& buffer, int64_t floats) const {

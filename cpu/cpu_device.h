@@ -64,6 +64,9 @@ class CpuDevice final : public HostDevice {
   void predict(const Predictor& predictor, const Input& in, int64_t T, const PredictArgs& args) override;
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
                   const NextNorm* next) override;
+  void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
+  void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& in, int64_t T,
+                   float* y) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
@@ -188,6 +191,29 @@ class CpuDevice final : public HostDevice {
                    int64_t n, float* z, int32_t* ids, float* values, float* up) const;
   void add_down_few(const FfnShard& shard, std::span<const TokenNeurons> tokens, Vector y_bias, float* y);
 
+  // --- mixtures (cpu_experts.cpp) ---
+  // The tokens of one expert that is here.
+  struct ExpertGroup {
+    const Expert* expert = nullptr;
+    int64_t first = 0, count = 0;  // of mixture_.tokens
+    Act in;                        // [count][n_embd]
+    bool copied = false;           // it is not the operation's own input
+    float* values = nullptr;       // [count][n]
+    std::byte* values_q8 = nullptr;
+  };
+  void reserve_experts(const Limits& limits);
+  // The tokens by expert, those that are here: lists them in mixture_.tokens.
+  std::span<ExpertGroup> group_tokens(std::span<const Expert> experts, const ExpertChoice& choice, int64_t T);
+  void gather_input(std::span<ExpertGroup> groups, Act in, int64_t n_embd);
+  void expert_product(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, int thread);
+  // Neurons [r0, r0 + n) of a group's expert; rows [r0, r0 + n) of its down projection, times weights, added to y.
+  void expert_values(const ExpertGroup& group, int64_t r0, int64_t n, int thread);
+  void expert_down(const ExpertGroup& group, int64_t r0, int64_t n, float* y, int thread);
+  float* expert_scratch(int thread, int64_t floats) const {
+    HEARTH_CHECK(static_cast<size_t>(floats) <= mixture_.thread_floats, "{} floats of scratch", floats);
+    return mixture_.threads.as<float>() + static_cast<size_t>(thread) * mixture_.thread_floats;
+  }
+
   Act predictor_hidden(const Predictor& predictor, Act in) const;
   int32_t predict_piece(const Predictor& predictor, Act hidden, int64_t begin, int64_t end, int32_t* ids,
                         float* score) const;
@@ -216,6 +242,17 @@ class CpuDevice final : public HostDevice {
   DeviceBuffer ids_;        // [2][n_ff]; Candidates::ids
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
+  struct MixtureScratch {
+    DeviceBuffer logits;       // [T][n_expert], then [T] of shared gates
+    DeviceBuffer tokens;       // [T * n_named] tokens by expert, then their weights
+    DeviceBuffer values;       // [T * n_named][n_ff]
+    DeviceBuffer values_q8;    // their 8-bit form
+    DeviceBuffer in, in_q8;    // [T * n_named][n_embd]: inputs by expert, where they are copied
+    DeviceBuffer threads;      // [threads][thread_floats]
+    size_t thread_floats = 0;
+    int64_t n_listed = 0;      // T * n_named of the call
+  } mixture_;
+  std::vector<ExpertGroup> groups_;  // by expert
   // What part of a short list each thread gets, summed up: cores differ, because they are different or because somebody
   // else has work for them. How long each took for its part of the last one, of which the parts of the next are learnt.
   std::vector<double> ends_;

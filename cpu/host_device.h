@@ -2,6 +2,7 @@
 // What the CPU devices share: host memory with accounting, and copies that are plain memcpy.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <span>
 #include <unordered_map>
@@ -11,16 +12,23 @@
 #include "core/cold_rows.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/experts.h"
 #include "core/hand_off.h"
 #include "core/mailbox.h"
 #include "core/sparse_ffn.h"
 
 namespace hearth::cpu {
 
-class HostDevice : public Device, public SparseFfn, public HandOffs, public RowPrefetch, public ColdRows {
+class HostDevice : public Device,
+                   public SparseFfn,
+                   public ExpertFfn,
+                   public HandOffs,
+                   public RowPrefetch,
+                   public ColdRows {
  public:
   bool is_host() const override { return true; }
   SparseFfn* sparse_ffn() override { return this; }
+  ExpertFfn* expert_ffn() override { return this; }
   HandOffs* hand_offs() override { return this; }
   RowPrefetch* row_prefetch() override { return this; }
   ColdRows* cold_rows() override { return this; }
@@ -61,6 +69,31 @@ class HostDevice : public Device, public SparseFfn, public HandOffs, public RowP
   void post(Mailbox& mailbox, const float* x, int64_t n) override { host(mailbox).post(x, n); }
   void collect(Mailbox& mailbox, float* x, int64_t n) override { host(mailbox).collect(x, n); }
 
+  // Mixtures as they are defined, in terms of products and of the dense FFN: expert by expert, token by token.
+  void route(const Router& r, const Input& input, int64_t T, const ExpertChoice& choice) override {
+    const Act in = rows_of(input, T);
+    std::vector<float> logits(static_cast<size_t>(T * r.routing.n_expert)), shared(static_cast<size_t>(T));
+    const MatmulPart part{.w = r.w, .bias = r.bias, .y = logits.data()};
+    matmul({&part, 1}, in, T);
+    const MatmulPart gate{.w = r.shared_gate, .y = shared.data()};
+    if (r.shared_gate) matmul({&gate, 1}, in, T);
+    for (int64_t t = 0; t < T; ++t) choose(r, logits.data(), r.shared_gate ? shared.data() : nullptr, t, choice);
+  }
+  void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& input, int64_t T,
+                   float* y) override {
+    const Act in = rows_of(input, T);
+    for (int64_t i = 0; i < T * choice.n_named; ++i) {
+      const Expert& e = experts[static_cast<size_t>(choice.ids[i])];
+      if (!e) continue;
+      const int64_t t = i / choice.n_named, n_embd = e.ffn.gate.cols;
+      const Act row{in.x + t * n_embd,
+                    in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(n_embd) : nullptr};
+      std::vector<float> sum(static_cast<size_t>(n_embd));
+      ffn_dense(e.ffn, row, 1, e.down_bias, sum.data(), nullptr);
+      for (int64_t c = 0; c < n_embd; ++c) y[t * n_embd + c] += choice.weights[i] * sum[static_cast<size_t>(c)];
+    }
+  }
+
   // A stand-in for a device: what predict() would hand over.
   void hint(const Predictor& p, Act in, const HintArgs& args) override {
     std::vector<int32_t> ids(static_cast<size_t>(p.n()));
@@ -97,6 +130,16 @@ class HostDevice : public Device, public SparseFfn, public HandOffs, public RowP
   Act rows_of(const Input& in, int64_t T) {
     if (in.normed()) norm(in.norm, in.x, T, in.act);
     return in.act;
+  }
+
+  // Token t's part of route(), from the logits of all tokens and of their shared gates.
+  static void choose(const Router& r, const float* logits, const float* shared, int64_t t, const ExpertChoice& choice) {
+    int32_t* const ids = choice.ids + t * choice.n_named;
+    float* const weights = choice.weights + t * choice.n_named;
+    choose_experts(r.routing, logits + t * r.routing.n_expert, r.correction, ids, weights);
+    if (!r.shared) return;
+    ids[r.routing.n_used] = static_cast<int32_t>(r.routing.n_expert);
+    weights[r.routing.n_used] = shared != nullptr ? 1.0f / (1.0f + std::exp(-shared[t])) : 1.0f;
   }
 
   // Hands out the neurons that a predictor of n neurons names for token t of T, ascending, as `args` asks; changes them.

@@ -91,6 +91,10 @@ double activate(Activation act, float threshold, double z) {
       return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
     case Activation::gelu_tanh:
       return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+    case Activation::clamped_silu: {
+      const double x = std::min<double>(z, threshold);
+      return x / (1 + std::exp(-kClampedSiluAlpha * x));
+    }
   }
   HEARTH_CHECK(false);
   return 0;
@@ -382,6 +386,7 @@ class ReferenceDevice final : public HostDevice {
     if (!s.up) return static_cast<float>(value);
     double u = dot(weight_row(s.up, k), input_row(in, t, s.up.cols, s.up.type)) + (s.up_bias ? s.up_bias.data[k] : 0.0);
     if (s.up_relu) u = u > 0 ? u : 0;
+    if (s.act == Activation::clamped_silu) u = std::clamp<double>(u, -s.act_threshold, s.act_threshold) + 1;
     return static_cast<float>(value * u);
   }
 };

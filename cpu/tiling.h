@@ -58,6 +58,12 @@ constexpr int64_t sparse_lanes(int64_t n) {
   return n <= kOneLaneNeurons ? 1 : kSparseLanes;
 }
 
+// Mixtures of experts: pieces of every thread; rows of a piece at most, and for many tokens, where a piece of weights
+// stays in the second-level cache.
+constexpr int64_t kExpertPieces = 8;
+constexpr int64_t kExpertRows = 256;
+constexpr int64_t kExpertBatchRows = 64;
+
 // Attention in a prefill: positions multiplied at a time, and gemm tiles of queries (tokens times the heads that share
 // keys) in one piece.
 constexpr int64_t kKeyBlock = 64;

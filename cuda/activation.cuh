@@ -18,6 +18,10 @@ __device__ __forceinline__ float activate(Activation act, float threshold, float
       return 0.5f * z * (1.0f + erff(z * 0.70710678f));
     case Activation::gelu_tanh:
       return z / (1.0f + expf(z * fmaf(z * z, -0.071354816f, -1.5957691f)));  // 1 + tanh(u) = 2 / (1 + e^-2u)
+    case Activation::clamped_silu: {
+      const float x = z > threshold ? threshold : z;
+      return x / (1.0f + expf(-kClampedSiluAlpha * x));
+    }
   }
   return 0.0f;
 }
@@ -35,6 +39,7 @@ struct NeuronArgs {
   }
   __device__ __forceinline__ float up(float z, int64_t k) const {
     const float u = up_bias != nullptr ? z + up_bias[k] : z;
+    if (act == Activation::clamped_silu) return (u > threshold ? threshold : u < -threshold ? -threshold : u) + 1.0f;
     return up_relu ? fmaxf(u, 0.0f) : u;
   }
 };

@@ -39,8 +39,18 @@ void set_metadata(gguf::Writer& w, const SynthOptions& o, const std::vector<doub
   w.set(p + "attention.head_count", u32(s.n_head));
   w.set(p + "attention.head_count_kv", u32(s.n_head_kv));
   w.set(p + (s.layer_norm() ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5f);
+  if (s.n_embd_head > 0) {
+    w.set(p + "attention.key_length", u32(s.n_embd_head));
+    w.set(p + "attention.value_length", u32(s.n_embd_head));
+  }
+  if (s.n_expert > 0) {
+    w.set(p + "expert_count", u32(s.n_expert));
+    w.set(p + "expert_used_count", u32(s.n_expert_used));
+    w.set(p + "expert_feed_forward_length", u32(s.n_ff));
+    w.set("hearth.synth.expert_skew", static_cast<float>(o.expert_skew));
+  }
   if (!s.learned_positions()) {
-    w.set(p + "rope.dimension_count", u32(s.n_embd / s.n_head));
+    w.set(p + "rope.dimension_count", u32(s.head_dim()));
     w.set(p + "rope.freq_base", s.rope_base);
   }
   if (s.arch == "llama") w.set(p + "vocab_size", u32(s.n_vocab));
@@ -143,7 +153,7 @@ SynthReport write_synthetic(const std::filesystem::path& path, const SynthOption
   gguf::Writer writer(path);
   set_metadata(writer, options, weights.law());
   for (const SynthTensor& t : tensors) {
-    writer.add_tensor(t.name, t.type, t.vector ? std::vector<int64_t>{t.cols} : std::vector<int64_t>{t.cols, t.rows});
+    writer.add_tensor(t.name, t.type, t.ne());
   }
   writer.begin();
   const auto start = std::chrono::steady_clock::now();

@@ -13,7 +13,20 @@ namespace hearth::offline {
 namespace {
 
 // Ids of random streams: one for every tensor of the model, and one more for the choice of a gate row's basis vectors.
-enum LayerStream : uint64_t { kQ, kK, kV, kO, kGate, kBasis, kTerms_, kUp, kDown, kStreamsPerLayer = 16 };
+enum LayerStream : uint64_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kGate,
+  kBasis,
+  kTerms_,
+  kUp,
+  kDown,
+  kRouter,
+  kLiking,
+  kStreamsPerLayer = 16
+};
 enum ModelStream : uint64_t { kEmbedding = uint64_t{1} << 32, kPositions, kHead, kTopics };
 
 constexpr double kTopicCorrelation = 0.7;  // of neighbouring topics
@@ -100,7 +113,7 @@ std::vector<SynthTensor> SynthWeights::tensors() const {
 
 void SynthWeights::add_layer_tensors(int64_t l, std::vector<SynthTensor>& list) const {
   const SynthShape& s = options_.shape;
-  const int64_t n_kv = s.n_embd / s.n_head * s.n_head_kv;
+  const int64_t n_kv = s.head_dim() * s.n_head_kv, n_q = s.head_dim() * s.n_head;
   const auto matrix = [&](const char* name, int64_t cols, int64_t rows, SynthFill fill, LayerStream which) {
     list.push_back(
         {fmt::format("blk.{}.{}.weight", l, name), options_.type, cols, rows, false, fill, l, layer_stream(l, which)});
@@ -117,11 +130,26 @@ void SynthWeights::add_layer_tensors(int64_t l, std::vector<SynthTensor>& list) 
   if (s.arch == "falcon") {
     matrix("attn_qkv", s.n_embd, s.n_embd + 2 * n_kv, SynthFill::inputs, kQ);
   } else {
-    matrix("attn_q", s.n_embd, s.n_embd, SynthFill::inputs, kQ);
+    matrix("attn_q", s.n_embd, n_q, SynthFill::inputs, kQ);
     matrix("attn_k", s.n_embd, n_kv, SynthFill::inputs, kK);
     matrix("attn_v", s.n_embd, n_kv, SynthFill::inputs, kV);
   }
-  matrix("attn_output", s.n_embd, s.n_embd, SynthFill::outputs, kO);
+  matrix("attn_output", n_q, s.n_embd, SynthFill::outputs, kO);
+  if (s.qk_norm()) {
+    for (const char* name : {"attn_q_norm.weight", "attn_k_norm.weight"}) vector(name, s.head_dim(), SynthFill::ones);
+  }
+  if (s.n_expert > 0) {
+    matrix("ffn_gate_inp", s.n_embd, s.n_expert, SynthFill::router, kRouter);
+    list.back().type = DType::f32;
+    const auto experts = [&](const char* name, int64_t cols, int64_t rows, SynthFill fill, LayerStream which) {
+      matrix(name, cols, s.n_expert * rows, fill, which);
+      list.back().n_expert = s.n_expert;
+    };
+    experts("ffn_gate_exps", s.n_embd, s.n_ff, SynthFill::inputs, kGate);
+    experts("ffn_up_exps", s.n_embd, s.n_ff, SynthFill::inputs, kUp);
+    experts("ffn_down_exps", s.n_ff, s.n_embd, SynthFill::down, kDown);
+    return;
+  }
   matrix(s.gated() ? "ffn_gate" : "ffn_up", s.n_embd, s.n_ff, SynthFill::gate, kGate);
   if (s.gated()) matrix("ffn_up", s.n_embd, s.n_ff, SynthFill::inputs, kUp);
   const char* down = options_.transposed_down ? "ffn_down_t" : "ffn_down";
@@ -217,6 +245,19 @@ void SynthWeights::head_row(const SynthTensor& t, int64_t token, float* out) con
   add_scaled(topics_.data() + topic * s.n_embd, s.n_embd, static_cast<float>(along), out);
 }
 
+// Logits with a standard deviation of kLogits over tokens, and expert_skew times that over experts.
+void SynthWeights::router_row(const SynthTensor& t, int64_t expert, float* out) const {
+  constexpr double kLogits = 1.5;
+  const int64_t n = options_.shape.n_embd;
+  random_row(stream(t.stream), expert, n, 1.0f, out);
+  const double noise = calibration_.layers[static_cast<size_t>(t.layer)].noise;
+  float liking[kSynthBlock];
+  stream(layer_stream(t.layer, kLiking)).block(static_cast<uint64_t>(expert), 1.0f, liking);
+  const double offset = kLogits * options_.expert_skew * static_cast<double>(liking[0]);
+  scale_and_offset(out, n, inverse_length(out, n) * static_cast<float>(kLogits / noise),
+                   static_cast<float>(offset / (Calibration::kConstant * static_cast<double>(n))));
+}
+
 void SynthWeights::predictor_in_row(int64_t row, float* out) const {
   const int64_t n = options_.shape.n_embd;
   std::fill_n(out, n, 0.0f);
@@ -245,7 +286,8 @@ void SynthWeights::predictor_out_row(const SynthTensor& t, int64_t neuron, float
 // column with opposite signs.
 void SynthWeights::column_block(const SynthTensor& t, int64_t column, int64_t block, float* out) const {
   const Calibration::Layer& layer = calibration_.layers[static_cast<size_t>(t.layer)];
-  const int64_t blocks = options_.shape.n_embd / kSynthBlock;
+  // Outputs of one input; of stacked experts, which share their inputs' numbers, all of them.
+  const int64_t blocks = (t.fill == SynthFill::down_t ? t.cols : t.rows) / kSynthBlock;
   double std = layer.attn_out_std;
   if (t.fill != SynthFill::outputs) {
     std = layer.down_std;
@@ -309,6 +351,8 @@ void SynthWeights::fill(const SynthTensor& t, int64_t first, int64_t count, floa
       return each_row([&](int64_t i, float* row) { down_row(t, i, row); });
     case SynthFill::gate:
       return each_row([&](int64_t i, float* row) { gate_row(t, i, row, nullptr); });
+    case SynthFill::router:
+      return each_row([&](int64_t i, float* row) { router_row(t, i, row); });
     case SynthFill::predictor_in:
       return each_row([&](int64_t i, float* row) { predictor_in_row(i, row); });
     case SynthFill::predictor_out:

@@ -24,6 +24,7 @@ enum class SynthFill {
   gate,           // see synth_sparsity.h
   down,           // centred columns [n_embd][n_ff]
   down_t,         // the same numbers, transposed
+  router,         // centred rows, and an offset for each expert
   predictor_in,   // fc1 [r][n_embd]: basis B, -B, and a row that reads the constant component
   predictor_out,  // fc2 [n_ff][r]: A, -A, and the offsets; gate = A B + offsets, through relu(x) - relu(-x) = x
 };
@@ -36,6 +37,11 @@ struct SynthTensor {
   SynthFill fill = SynthFill::zeros;
   int64_t layer = -1;
   uint64_t stream = 0;  // of random numbers
+  int64_t n_expert = 0;  // three dimensions in the file, with rows / n_expert rows for each expert
+  std::vector<int64_t> ne() const {
+    if (vector) return {cols};
+    return n_expert > 0 ? std::vector{cols, rows / n_expert, n_expert} : std::vector{cols, rows};
+  }
 };
 
 class SynthWeights {
@@ -66,6 +72,7 @@ class SynthWeights {
   void gate_row(const SynthTensor& t, int64_t neuron, float* out, Combination* used) const;
   void embedding_row(const SynthTensor& t, int64_t token, float* out) const;
   void head_row(const SynthTensor& t, int64_t token, float* out) const;
+  void router_row(const SynthTensor& t, int64_t expert, float* out) const;
   void predictor_in_row(int64_t row, float* out) const;
   void predictor_out_row(const SynthTensor& t, int64_t neuron, float* out) const;
   void down_row(const SynthTensor& t, int64_t neuron, float* out) const;

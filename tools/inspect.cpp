@@ -135,18 +135,56 @@ std::map<std::string, TypeUse> types_used(const gguf::File& file) {
 // The FFN's description, or why there is none.
 struct Ffn {
   model::FfnDescription description;
-  std::string unknown;
+  model::ExpertsDescription experts = {};
+  std::string unknown = {};
 };
 
 Ffn ffn_of(const gguf::File& file) {
   const bool has_ffn = std::any_of(file.tensors().begin(), file.tensors().end(),
                                    [](const gguf::TensorInfo& t) { return t.name.find(".ffn_") != std::string::npos; });
-  if (!has_ffn) return {{}, "the file has no FFN tensors"};
+  if (!has_ffn) return {.description = {}, .unknown = "the file has no FFN tensors"};
   try {
-    return {model::describe_ffn(file), ""};
+    return {model::describe_ffn(file), model::read_experts(file, file.require<std::string>("general.architecture"))};
   } catch (const Error& e) {
-    return {{}, e.what()};
+    return {.description = {}, .unknown = e.what()};
   }
+}
+
+const char* gating_name(Gating gating) {
+  switch (gating) {
+    case Gating::softmax:
+      return "softmax";
+    case Gating::sigmoid:
+      return "sigmoid";
+    case Gating::selected_softmax:
+      return "softmax of the selected";
+  }
+  return "?";
+}
+
+ordered_json experts_json(const model::ExpertsDescription& e) {
+  const Routing& r = e.routing;
+  return {{"count", r.n_expert},
+          {"used", r.n_used},
+          {"n_ff", e.n_ff},
+          {"n_ff_shared", e.n_ff_shared},
+          {"dense_layers", e.n_dense_layers},
+          {"gating", gating_name(r.gating)},
+          {"normalized", r.normalize},
+          {"scale", r.scale},
+          {"groups", r.n_groups},
+          {"groups_used", r.n_groups_used}};
+}
+
+std::string experts_text(const model::ExpertsDescription& e) {
+  const Routing& r = e.routing;
+  std::string text = fmt::format("{} of {} neurons each, {} used; weights by {}{}", r.n_expert, e.n_ff, r.n_used,
+                                 gating_name(r.gating), r.normalize ? ", normalised" : "");
+  if (r.scale != 1.0f) text += fmt::format(", times {}", r.scale);
+  if (r.n_groups > 1) text += fmt::format("; from {} of {} groups", r.n_groups_used, r.n_groups);
+  if (e.n_ff_shared > 0) text += fmt::format("; a shared one of {} neurons", e.n_ff_shared);
+  if (e.n_dense_layers > 0) text += fmt::format("; the first {} layer(s) are dense", e.n_dense_layers);
+  return text;
 }
 
 const char* down_layout(const gguf::File& file) {
@@ -191,6 +229,7 @@ void print_json(const gguf::File& file) {
                 {"activation", ffn.description.activation},
                 {"reason", ffn.description.reason},
                 {"down", down_layout(file)}};
+    if (ffn.experts) j["experts"] = experts_json(ffn.experts);
   } else {
     j["ffn"] = {{"family", nullptr}, {"reason", ffn.unknown}};
   }
@@ -226,6 +265,7 @@ void print_text(const gguf::File& file) {
   if (ffn.unknown.empty()) {
     fmt::print("\nFFN: {}, activation {}, ffn_down {}\n  because {}\n", ffn.description.family,
                ffn.description.activation, down_layout(file), ffn.description.reason);
+    if (ffn.experts) fmt::print("experts: {}\n", experts_text(ffn.experts));
   } else {
     fmt::print("\nFFN: unknown\n  because {}\n", ffn.unknown);
   }

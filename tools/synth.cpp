@@ -21,8 +21,10 @@ namespace {
 struct Flags {
   std::string out, shape, arch, type = "f16", predictor_type, down, text;
   int64_t n_layer = 0, n_embd = 0, n_head = 0, n_head_kv = 0, n_ff = 0, n_vocab = 0, n_ctx = 0;
+  int64_t n_expert = 0, n_expert_used = 0, n_embd_head = 0;
   int64_t text_tokens = 2048, words_per_topic = 64;
   int threads = 0;
+  bool activation_given = false;
   offline::SynthOptions options;
 };
 
@@ -46,6 +48,9 @@ offline::SynthShape shape_of(const Flags& f) {
   if (f.n_head_kv != 0) s.n_head_kv = f.n_head_kv;
   if (s.n_head_kv == 0) s.n_head_kv = s.n_head;
   if (f.n_ff != 0) s.n_ff = f.n_ff;
+  if (f.n_embd_head != 0) s.n_embd_head = f.n_embd_head;
+  if (f.n_expert != 0) s.n_expert = f.n_expert;
+  if (f.n_expert_used != 0) s.n_expert_used = f.n_expert_used;
   s.n_vocab = f.n_vocab != 0 ? f.n_vocab : custom ? 32000 : s.n_vocab;
   s.n_ctx = f.n_ctx != 0 ? f.n_ctx : custom ? 4096 : s.n_ctx;
   return s;
@@ -55,6 +60,7 @@ offline::SynthOptions options_of(const Flags& f) {
   offline::SynthOptions o = f.options;
   o.shape = shape_of(f);
   o.type = dtype_flag("--type", f.type);
+  if (o.shape.n_expert > 0 && !f.activation_given) o.dense = true, o.activation = "silu";  // as such models are
   // Four bits are too few for the predictor's sparse second matrix.
   const DType same = o.type == DType::q4_0 ? DType::q8_0 : o.type;
   o.predictor_type = f.predictor_type.empty() ? same : dtype_flag("--predictor-type", f.predictor_type);
@@ -122,14 +128,21 @@ void run_synth(const Flags& f) {
 }
 
 void add_sizes(CLI::App& cmd, Flags& f) {
-  cmd.add_option("--shape", f.shape, "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b or tiny");
-  cmd.add_option("--arch", f.arch, "llama, opt or falcon (default: the shape's, or llama)");
+  cmd.add_option("--shape", f.shape,
+                 "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, "
+                 "qwen3-30b-a3b or tiny");
+  cmd.add_option("--arch", f.arch, "llama, opt, falcon or qwen3moe (default: the shape's, or llama)");
   cmd.add_option("--layers,--n-layer", f.n_layer, "number of layers")->check(CLI::PositiveNumber);
   cmd.add_option("--n-embd", f.n_embd, "embedding length, a multiple of 32")->check(CLI::PositiveNumber);
   cmd.add_option("--n-head", f.n_head, "attention heads")->check(CLI::PositiveNumber);
   cmd.add_option("--n-head-kv", f.n_head_kv, "key/value heads (default: the shape's, or --n-head)")
       ->check(CLI::PositiveNumber);
-  cmd.add_option("--n-ff", f.n_ff, "neurons of an FFN, a multiple of 32")->check(CLI::PositiveNumber);
+  cmd.add_option("--n-embd-head", f.n_embd_head, "elements of a head (default: --n-embd over --n-head)")
+      ->check(CLI::PositiveNumber);
+  cmd.add_option("--n-ff,--n-ff-exp", f.n_ff, "neurons of an FFN, or of an expert, a multiple of 32")
+      ->check(CLI::PositiveNumber);
+  cmd.add_option("--experts", f.n_expert, "experts of a layer, for a mixture")->check(CLI::PositiveNumber);
+  cmd.add_option("--experts-used", f.n_expert_used, "of those, the ones that a token uses")->check(CLI::PositiveNumber);
   cmd.add_option("--n-vocab", f.n_vocab, "vocabulary size (default: the shape's, or 32000)")
       ->check(CLI::PositiveNumber);
   cmd.add_option("--n-ctx", f.n_ctx, "context length (default: the shape's, or 4096)")->check(CLI::PositiveNumber);
@@ -149,7 +162,14 @@ void add_statistics(CLI::App& cmd, Flags& f) {
                  "stays while a text stays in a topic and changes slowly as it moves on")
       ->capture_default_str();
   cmd.add_flag("--dense", o.dense, "plain random weights: no control over the sparsity");
-  cmd.add_option("--activation", o.activation, "relu, or silu with --dense")->capture_default_str();
+  cmd.add_option(
+         "--expert-skew", o.expert_skew,
+         "how unequally experts are liked: standard deviation over experts of a router's logits, over that over "
+         "tokens")
+      ->capture_default_str();
+  cmd.add_option("--activation", o.activation,
+                 "relu, or silu with --dense; mixtures are dense and silu where it is not given")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -175,7 +195,10 @@ void register_synth(CLI::App& app) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   cmd->footer("Example: hearth synth --shape llama-7b --type q8_0 -o synthetic.gguf");
-  cmd->callback([f] { run_synth(*f); });
+  cmd->callback([f, cmd] {
+    f->activation_given = cmd->count("--activation") > 0 || cmd->count("--dense") > 0;
+    run_synth(*f);
+  });
 }
 
 }  // namespace hearth::tools

@@ -34,12 +34,14 @@ class RowConverter {
         type_(type),
         in_row_(row_bytes(tensor.source->traits->type, tensor.cols)),
         out_row_(row_bytes(type, tensor.cols)),
-        narrow_(type != DType::f32 && type != DType::bf16) {}
+        narrow_(type != DType::f32 && type != DType::bf16),
+        part_rows_(tensor.each.empty() ? tensor.rows : tensor.rows / tensor.n_experts) {}
 
   // Rows [begin, end) of the result; valid until the next call.
   std::span<const std::byte> convert(int64_t begin, int64_t end) {
     const auto n_rows = static_cast<size_t>(end - begin);
-    if (t_.order == RowOrder::as_is && t_.source->traits->type == type_ && !narrow_ && !t_.plus_one) {
+    if (t_.order == RowOrder::as_is && t_.each.empty() && t_.source->traits->type == type_ && !narrow_ &&
+        !t_.plus_one) {
       return t_.source->data.subspan(static_cast<size_t>(begin) * in_row_, n_rows * in_row_);
     }
     const auto cols = static_cast<size_t>(t_.cols);
@@ -56,13 +58,14 @@ class RowConverter {
 
  private:
   void load(int64_t row) {
-    const std::byte* source = t_.source->data.data() + static_cast<size_t>(row) * in_row_;
+    const SafeTensor& from = t_.each.empty() ? *t_.source : *t_.each[static_cast<size_t>(row / part_rows_)];
+    const std::byte* source = from.data.data() + static_cast<size_t>(row % part_rows_) * in_row_;
     if (reinterpret_cast<uintptr_t>(source) % alignof(float) != 0) {  // a header may have any length
       aligned_.resize(in_row_ / sizeof(float) + 1);
       std::memcpy(aligned_.data(), source, in_row_);
       source = reinterpret_cast<const std::byte*>(aligned_.data());
     }
-    t_.source->traits->to_float(source, floats_.data(), t_.cols);
+    from.traits->to_float(source, floats_.data(), t_.cols);
   }
 
   // f16, and the f16 scales of the block formats, end at 65504. NaN fails the comparison too.
@@ -80,6 +83,7 @@ class RowConverter {
   DType type_;
   size_t in_row_, out_row_;
   bool narrow_;
+  int64_t part_rows_;  // of each tensor that it comes from
   std::vector<float> floats_, aligned_;
   std::vector<std::byte> out_;
 };
@@ -127,6 +131,11 @@ class Conversion {
         read_hf_tokenizer(directory, config_, options_.pre, [this](std::string_view text) { notice(text); }), writer_);
   }
 
+  static std::vector<int64_t> shape_of(const MappedTensor& t) {
+    if (t.vector) return {t.rows};
+    return t.n_experts > 0 ? std::vector{t.cols, t.rows / t.n_experts, t.n_experts} : std::vector{t.cols, t.rows};
+  }
+
   void add(const MappedTensor& t) {
     DType type = t.vector || t.keep_f32 ? DType::f32 : options_.type;
     if (const DType fitting = offline::fitting_type(type, t.cols, t.source->traits->type); fitting != type) {
@@ -135,7 +144,7 @@ class Conversion {
       type = fitting;
     }
     types_.push_back(type);
-    writer_.add_tensor(t.name, type, t.vector ? std::vector{t.rows} : std::vector{t.cols, t.rows});
+    writer_.add_tensor(t.name, type, shape_of(t));
   }
 
   // Blocks of rows, each shared out to the team in pieces of about kPieceElements.
@@ -162,6 +171,7 @@ class Conversion {
       if (options_.on_progress) options_.on_progress({t.name, done_, total_});
     }
     checkpoint_.dont_need(*t.source);
+    for (const SafeTensor* part : t.each) checkpoint_.dont_need(*part);
   }
 
   const Options& options_;

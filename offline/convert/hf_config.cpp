@@ -80,9 +80,7 @@ void read_llama_family(const Fields& f, const Json& config, const HfArchitecture
   c.sinks = a.sinks;
   refuse_if(f.number("clip_qkv").value_or(0) != 0, f, "clip_qkv", "null is");
   c.ffn_bias = f.flag("mlp_bias", false);
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
-    refuse_if(f.integer(key, 0, kMaxDim).value_or(0) > 0, f, "a mixture of experts", "dense FFNs are");
-  }
+  c.experts = read_hf_experts(f, a.hf_name);
   read_windows(f, config, a, c);
   read_scales(f, a, c);
   read_activation(f, a, a.activation_key, a.activation, ffn, c);
@@ -229,6 +227,7 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
   u32("feed_forward_length", c.n_ff);
   u32("attention.head_count", c.n_head);
   u32("attention.head_count_kv", c.n_head_kv);
+  write_experts(c.experts, p, writer);
   if (c.explicit_head_dim) {
     u32("attention.key_length", c.head_dim);
     u32("attention.value_length", c.head_dim);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gguf/gguf.h"
+#include "offline/convert/hf_experts.h"
 #include "offline/convert/json.h"
 
 namespace hearth::convert {
@@ -69,6 +70,8 @@ struct HfConfig {
   // relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu (relu on both factors), as `hearth.ffn.activation` says it.
   std::string activation;
   float activation_threshold = 0.0f;  // fat_relu: z > threshold ? z : 0
+
+  HfExperts experts;  // empty: dense
 
   // Token ids, when config.json or generation_config.json gives them.
   std::optional<int64_t> bos, eos, pad;

@@ -239,19 +239,47 @@ class Mapper {
            row.when == When::untied ? ", and tie_word_embeddings is not set" : "");
     }
     const bool vector = row.cols == Dim::one;
-    MappedTensor m{std::move(gguf), t, extent(row.rows, c_), extent(row.cols, c_), vector, false, RowOrder::as_is};
+    MappedTensor m{
+        std::move(gguf), t, extent(row.rows, c_), extent(row.cols, c_), vector, false, RowOrder::as_is, 0, {}};
     const std::vector<int64_t> expected = vector ? std::vector{m.rows} : std::vector{m.rows, m.cols};
-    if (t->shape != expected) {
-      fail("tensor {} has the shape {}, but config.json makes it {}", hf, shown(Json(t->shape)), shown(Json(expected)));
-    }
-    if (t->traits == nullptr) {
-      fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", hf, t->dtype);
-    }
+    check(*t, expected);
     m.keep_f32 = row.rows == Dim::n_positions;
     m.plus_one = c_.norms_less_one && row.gguf.ends_with("norm.weight");
     if (row.order != RowOrder::rope_pairs || c_.permute_rope) m.order = row.order;
     used_.insert(t->name);
     result_.push_back(std::move(m));
+  }
+
+  // The experts of layer l; `hf` and `gguf` are its prefixes.
+  void add_experts(const std::string& hf, const std::string& gguf) {
+    const HfExperts& e = c_.experts;
+    const bool mixtral = e.style == ExpertStyle::mixtral;
+    const std::string block = hf + (mixtral ? "block_sparse_moe." : "mlp.");
+    add_matrix(block + "gate.weight", gguf + "ffn_gate_inp.weight", e.routing.n_expert, c_.n_embd).keep_f32 = true;
+    if (e.correction) add_vector(block + "gate.e_score_correction_bias", gguf + "exp_probs_b.bias", e.routing.n_expert);
+    const auto stack = [&](const char* name, const char* in_gguf, int64_t rows, int64_t cols) {
+      std::vector<const SafeTensor*> each;
+      for (int64_t i = 0; i < e.routing.n_expert; ++i) {
+        each.push_back(&require(fmt::format("{}experts.{}.{}.weight", block, i, name), {rows, cols}));
+        if (each.back()->traits != each.front()->traits) {
+          fail("tensor {} is {}, and {} is {}; experts of one type are supported", each.back()->name,
+               each.back()->dtype, each.front()->name, each.front()->dtype);
+        }
+      }
+      result_.push_back({gguf + in_gguf, each.front(), e.routing.n_expert * rows, cols, false, false, RowOrder::as_is,
+                         e.routing.n_expert, std::move(each)});
+    };
+    stack(mixtral ? "w1" : "gate_proj", "ffn_gate_exps.weight", e.n_ff, c_.n_embd);
+    stack(mixtral ? "w3" : "up_proj", "ffn_up_exps.weight", e.n_ff, c_.n_embd);
+    stack(mixtral ? "w2" : "down_proj", "ffn_down_exps.weight", c_.n_embd, e.n_ff);
+    if (e.n_ff_shared == 0) return;
+    const std::string shared = hf + std::string(e.shared_prefix);
+    add_matrix(shared + "gate_proj.weight", gguf + "ffn_gate_shexp.weight", e.n_ff_shared, c_.n_embd);
+    add_matrix(shared + "up_proj.weight", gguf + "ffn_up_shexp.weight", e.n_ff_shared, c_.n_embd);
+    add_matrix(shared + "down_proj.weight", gguf + "ffn_down_shexp.weight", c_.n_embd, e.n_ff_shared);
+    if (!e.shared_gate) return;
+    const SafeTensor& gate = require(block + "shared_expert_gate.weight", {1, c_.n_embd});
+    result_.push_back({gguf + "ffn_gate_inp_shexp.weight", &gate, 1, c_.n_embd, false, true, RowOrder::as_is, 0, {}});
   }
 
   // What is left must be known to be unnecessary.
@@ -271,6 +299,29 @@ class Mapper {
   std::vector<MappedTensor> take() { return std::move(result_); }
 
  private:
+  static void check(const SafeTensor& t, const std::vector<int64_t>& expected) {
+    if (t.shape != expected) {
+      fail("tensor {} has the shape {}, but config.json makes it {}", t.name, shown(Json(t.shape)),
+           shown(Json(expected)));
+    }
+    if (t.traits == nullptr) fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", t.name, t.dtype);
+  }
+  const SafeTensor& require(const std::string& hf, const std::vector<int64_t>& shape) {
+    const SafeTensor* t = find(hf);
+    if (t == nullptr) fail("tensor {} is missing from the checkpoint", hf);
+    check(*t, shape);
+    used_.insert(t->name);
+    return *t;
+  }
+  MappedTensor& add_matrix(const std::string& hf, std::string gguf, int64_t rows, int64_t cols) {
+    const SafeTensor& t = require(hf, {rows, cols});
+    return result_.emplace_back(MappedTensor{std::move(gguf), &t, rows, cols, false, false, RowOrder::as_is, 0, {}});
+  }
+  void add_vector(const std::string& hf, std::string gguf, int64_t n) {
+    const SafeTensor& t = require(hf, {n});
+    result_.push_back({std::move(gguf), &t, n, 1, true, true, RowOrder::as_is, 0, {}});
+  }
+
   // Checkpoints of OPT's base model lack the leading "model.".
   const SafeTensor* find(const std::string& hf) const {
     const SafeTensor* t = checkpoint_.find(hf);
@@ -298,11 +349,15 @@ std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& 
   Mapper mapper(config, checkpoint);
   for (const Row& row : t.model) mapper.add(row, std::string(row.hf), std::string(row.gguf));
   for (int64_t l = 0; l < config.n_layer; ++l) {
+    const std::string hf = fmt::format("{}{}.", t.layer_prefix, l), gguf = fmt::format("blk.{}.", l);
+    const bool experts = config.experts.in_layer(l);
     for (const auto& rows : {t.norms, t.layer}) {
       for (const Row& row : rows) {
-        mapper.add(row, fmt::format("{}{}.{}", t.layer_prefix, l, row.hf), fmt::format("blk.{}.{}", l, row.gguf));
+        if (experts && row.hf.starts_with("mlp.")) continue;
+        mapper.add(row, hf + std::string(row.hf), gguf + std::string(row.gguf));
       }
     }
+    if (experts) mapper.add_experts(hf, gguf);
   }
   mapper.check_leftovers(notice);
   return mapper.take();

@@ -28,6 +28,10 @@ struct MappedTensor {
   bool vector = false;
   bool keep_f32 = false;  // positions, as in llama.cpp
   RowOrder order = RowOrder::as_is;
+  // Of experts: how many there are, each with rows / n_experts rows of the result, and where they come from: a tensor
+  // each, in `each`; or all in `source`.
+  int64_t n_experts = 0;
+  std::vector<const SafeTensor*> each;
   bool plus_one = false;  // the checkpoint has the values less one
 };
 

@@ -197,6 +197,7 @@ double LayerCosts::seconds_cpu_only(Selection selection) const {
 
 std::vector<Selection> LayerCosts::selections(Sparsity sparsity, bool sparse_family) const {
   const bool predictor = shape_.predictor_bytes > 0;
+  if (shape_.experts) return {Selection::gate};  // the cost of a choice: nothing of those that are left out is read
   if (sparsity == Sparsity::off || !shape_.by_neuron) return {Selection::all};
   if (predictor && sparsity == Sparsity::predict) return {Selection::predictor};
   if (predictor && sparsity == Sparsity::auto_) return {Selection::gate, Selection::predictor};
@@ -210,6 +211,7 @@ std::vector<int32_t> LayerCosts::hot_counts() const {
   if (prescribed_) return {*prescribed_};
   const auto n = static_cast<int32_t>(shape_.n_ff);
   if (!shape_.by_neuron) return {0, n};
+  if (shape_.experts && !cost_.gpu_experts) return {0};
   std::vector<int32_t> counts;
   for (int32_t k = 0; k < n; k += std::max(1, n / 1024)) counts.push_back(k);
   counts.push_back(n);

@@ -14,7 +14,7 @@ using engine::Selection;
 using engine::Where;
 using nlohmann::json;
 
-constexpr int kVersion = 3;  // 2 had gpu_gates
+constexpr int kVersion = 4;  // 3 had no gpu_experts, 2 had gpu_gates
 constexpr const char* kFormat = "hearth-plan";
 constexpr size_t kMaxFile = size_t{1} << 28;
 constexpr std::array kPurposes = {Purpose::weights, Purpose::kv_cache,  Purpose::activations,
@@ -67,11 +67,11 @@ class Object {
   }
   std::vector<int32_t> ids(const char* name) const {
     const json& v = member(name);
-    if (!v.is_array()) wrong(name, "a list of neurons");
+    if (!v.is_array()) wrong(name, "a list of ids");
     std::vector<int32_t> out;
     out.reserve(v.size());
     for (const json& id : v) {
-      if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) wrong(name, "a list of neurons");
+      if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) wrong(name, "a list of ids");
       out.push_back(id.get<int32_t>());
     }
     return out;
@@ -89,7 +89,8 @@ class Object {
 json layer_json(const LayerPlacement& l) {
   return {{"attention", to_string(l.attention)}, {"selection", to_string(l.selection)},
           {"predictor", to_string(l.predictor)}, {"gpu_bucket", l.gpu_bucket},
-          {"gpu_linked", l.gpu_linked},          {"look_ahead", l.look_ahead}};
+          {"gpu_linked", l.gpu_linked},          {"gpu_experts", l.gpu_experts},
+          {"look_ahead", l.look_ahead}};
 }
 
 }  // namespace
@@ -143,7 +144,8 @@ Placement parse_placement(const std::string& text, const std::string& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const Object layer(layers[l], fmt::format("layer {}", l), file);
     p.layers.push_back({layer.place("attention"), layer.selection("selection"), layer.place("predictor"),
-                        layer.ids("gpu_bucket"), layer.ids("gpu_linked"), layer.flag("look_ahead")});
+                        layer.ids("gpu_bucket"), layer.ids("gpu_linked"), layer.ids("gpu_experts"),
+                        layer.flag("look_ahead")});
   }
   return p;
 }

@@ -48,6 +48,10 @@ uint64_t GpuBytes::total() const {
 Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request)
     : shape_(std::move(shape)), frequencies_(std::move(frequencies)), request_(request) {
   HEARTH_CHECK(frequencies_.p.size() == shape_.layers.size());
+  for (size_t l = 0; l < shape_.layers.size(); ++l) {  // no profile counts experts yet
+    const LayerShape& s = shape_.layers[l];
+    if (s.experts) frequencies_.p[l].assign(static_cast<size_t>(s.n_ff), s.n_used / static_cast<double>(s.n_ff));
+  }
   const CostModel& c = request_.cost;
   for (const double b : {c.gpu_bandwidth, c.cpu_bandwidth, c.pcie_bandwidth}) {
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
@@ -274,8 +278,10 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     const std::vector<int32_t>& order = costs_[l].order();
     engine::LayerPlacement layer;
     layer.attention = c.attention, layer.selection = c.selection, layer.predictor = c.predictor;
-    layer.gpu_bucket.assign(order.begin(), order.begin() + c.hot);
-    std::sort(layer.gpu_bucket.begin(), layer.gpu_bucket.end());
+    std::vector<int32_t>& hot = shape_.layers[l].experts ? layer.gpu_experts : layer.gpu_bucket;
+    hot.assign(order.begin(), order.begin() + c.hot);
+    std::sort(hot.begin(), hot.end());
+    if (shape_.layers[l].experts) layer.selection = Selection::all;
     layer.gpu_linked = costs_[l].linked(c);
     std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
     layer.look_ahead = c.look_ahead;

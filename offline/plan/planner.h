@@ -1,6 +1,7 @@
 #pragma once
 // Decides what lives on the GPU under a byte budget, and says what a token will then cost, by the cost model
 // (cost_model.h). A more frequent neuron is never colder than a less frequent one of its layer.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -81,7 +82,9 @@ class Planner {
 
   // Batches of at least this many tokens stream the CPU's neurons (CostModel::stream_tokens).
   int64_t stream_tokens() const {
-    const LayerShape& l = shape_.layers.front();
+    const auto dense = std::ranges::find_if(shape_.layers, [](const LayerShape& s) { return !s.experts; });
+    if (dense == shape_.layers.end()) return 0;  // experts do not visit the GPU
+    const LayerShape& l = *dense;
     return request_.cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape_.config.n_embd));
   }
 

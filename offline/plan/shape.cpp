@@ -28,6 +28,17 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
+  if (w.router) {
+    l.experts = true, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
+    l.attention_bytes += bytes_of(w.router.w) + bytes_of(w.router.shared_gate);
+    l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction);
+    for (const Expert& e : w.experts) {
+      const uint64_t bytes =
+          e.bytes() + bytes_of(e.ffn.gate_bias) + bytes_of(e.ffn.up_bias) + bytes_of(e.down_bias);
+      l.expert_bytes += bytes, l.up_down_bytes = std::max(l.up_down_bytes, bytes);
+    }
+    return l;
+  }
   l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
   l.copies_linked = is_quantized(w.ffn.gate.type);
   const Matrix& down = w.ffn.down_t ? w.ffn.down_t : w.ffn.down;

@@ -10,8 +10,12 @@
 
 namespace hearth::offline {
 
+// Of a mixture of experts, the neurons below are its experts: each has up_down_bytes, and n_used of them are active.
 struct LayerShape {
   int64_t n_ff = 0;
+  bool experts = false;
+  double n_used = 0;           // experts that a token uses, the shared one among them
+  uint64_t expert_bytes = 0;  // of all experts
   uint64_t attention_bytes = 0;            // wq, wk, wv, wo
   uint64_t kv_token_bytes = 0;             // keys and values of one position
   uint64_t small_bytes = 0;                // norms and biases, other than the neurons'
@@ -25,7 +29,7 @@ struct LayerShape {
   bool by_neuron = true;
   bool copies_linked = false;  // rows that the GPU reads over the link are laid out anew: they are quantised
   uint64_t neuron_bytes() const { return gate_bytes + up_down_bytes; }
-  uint64_t ffn_bytes() const { return neuron_bytes() * static_cast<uint64_t>(n_ff); }
+  uint64_t ffn_bytes() const { return experts ? expert_bytes : neuron_bytes() * static_cast<uint64_t>(n_ff); }
 };
 
 struct ModelShape {

@@ -27,6 +27,10 @@ float NeuronRule::activate(float z) const {
       return 0.5f * z * (1 + std::erf(z * 0.70710678f));
     case Activation::gelu_tanh:
       return 0.5f * z * (1 + std::tanh(0.79788456f * (z + 0.044715f * z * z * z)));
+    case Activation::clamped_silu: {
+      const float x = std::min(z, act_threshold);
+      return x / (1 + std::exp(-kClampedSiluAlpha * x));
+    }
   }
   HEARTH_CHECK(false);
   return 0;

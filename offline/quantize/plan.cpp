@@ -17,9 +17,10 @@ constexpr std::string_view kDownTBias = "ffn_down_t.bias", kDownBias = "ffn_down
 constexpr std::string_view kEmbedding = "token_embd.weight", kHead = "output.weight";
 
 // Matrices that stay what they are: small ones on which much depends, and positions, of which a token adds one row.
-constexpr std::array<std::string_view, 8> kKept = {"position_embd.weight",
+constexpr std::array<std::string_view, 9> kKept = {"position_embd.weight",
                                                    "token_types.weight",
                                                    "ffn_gate_inp.weight",
+                                                   "ffn_gate_inp_shexp.weight",
                                                    "attn_rel_b.weight",
                                                    "ssm_conv1d",
                                                    "per_layer_model_proj",

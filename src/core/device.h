@@ -1,7 +1,8 @@
 #pragma once
 // The interface between the engine and the hardware. The forward pass (src/engine) is written once, over Device;
 // implementations: the scalar oracle and the SIMD CPU device (cpu/), the CUDA device (cuda/). What a device may offer
-// besides are interfaces of their own: core/sparse_ffn.h, hand_off.h, cold_rows.h, recording.h.
+// besides are interfaces of their own: core/sparse_ffn.h, experts.h, hand_off.h, cold_rows.h,
+// recording.h.
 //
 // Rules that every implementation keeps:
 //  * Pointers and views passed to operations are in the device's own address space: memory from allocate(), matrices
@@ -21,6 +22,7 @@
 namespace hearth {
 
 class SparseFfn;
+class ExpertFfn;
 class HandOffs;
 class RowPrefetch;
 class ColdRows;
@@ -70,6 +72,7 @@ class Device {
 
   // --- what it offers besides; null where it does not ---
   virtual SparseFfn* sparse_ffn() { return nullptr; }
+  virtual ExpertFfn* expert_ffn() { return nullptr; }
   virtual HandOffs* hand_offs() { return nullptr; }
   virtual RowPrefetch* row_prefetch() { return nullptr; }
   virtual ColdRows* cold_rows() { return nullptr; }

@@ -8,12 +8,18 @@
 
 #include "core/cold_rows.h"
 #include "core/device.h"
+#include "core/experts.h"
 #include "core/hand_off.h"
 #include "core/sparse_ffn.h"
 
 namespace hearth {
 
-class ForwardingDevice : public Device, public SparseFfn, public HandOffs, public RowPrefetch, public ColdRows {
+class ForwardingDevice : public Device,
+                         public SparseFfn,
+                         public ExpertFfn,
+                         public HandOffs,
+                         public RowPrefetch,
+                         public ColdRows {
  public:
   // `inner` must outlive this device.
   explicit ForwardingDevice(Device& inner) : inner_(inner) {}
@@ -23,6 +29,7 @@ class ForwardingDevice : public Device, public SparseFfn, public HandOffs, publi
   std::vector<MemoryUse> memory() const override { return inner_.memory(); }
   void use_from_this_thread() override { inner_.use_from_this_thread(); }
   SparseFfn* sparse_ffn() override { return inner_.sparse_ffn() != nullptr ? this : nullptr; }
+  ExpertFfn* expert_ffn() override { return inner_.expert_ffn() != nullptr ? this : nullptr; }
   HandOffs* hand_offs() override { return inner_.hand_offs() != nullptr ? this : nullptr; }
   RowPrefetch* row_prefetch() override { return inner_.row_prefetch() != nullptr ? this : nullptr; }
   ColdRows* cold_rows() override { return inner_.cold_rows() != nullptr ? this : nullptr; }
@@ -64,6 +71,14 @@ class ForwardingDevice : public Device, public SparseFfn, public HandOffs, publi
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
                   const NextNorm* next) override {
     inner_.sparse_ffn()->ffn_sparse(shard, sparse, in, T, y_bias, y, next);
+  }
+
+  void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
+    inner_.expert_ffn()->route(router, in, T, choice);
+  }
+  void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& in, int64_t T,
+                   float* y) override {
+    inner_.expert_ffn()->ffn_experts(experts, choice, in, T, y);
   }
 
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {

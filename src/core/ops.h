@@ -17,7 +17,10 @@ enum class NormKind { rms, layer };
 
 // What is applied to the gate's pre-activation z. `fat_relu`: z > threshold ? z : 0 (ProSparse). `relu2`: relu(z)^2.
 // `gelu_tanh`: GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel 2016).
-enum class Activation { relu, fat_relu, relu2, silu, gelu, gelu_tanh };
+// `clamped_silu` (gpt-oss): z' sigmoid(kClampedSiluAlpha z'), z' = min(z, threshold); it makes u' + 1 of the other
+// factor u, with u' = u between -threshold and threshold.
+enum class Activation { relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu };
+constexpr float kClampedSiluAlpha = 1.702f;
 
 enum class RopeKind { none, interleaved, neox };  // pairs (2i, 2i+1), or (i, i + n_rot/2)
 
@@ -31,6 +34,8 @@ struct Limits {
   int64_t n_ff = 1;
   int64_t n_embd = 1;
   int64_t n_head = 1, n_head_kv = 1, head_dim = 1;
+  // Of mixtures: experts of a layer, the shared one among them; those named for a token; neurons of the largest one.
+  int64_t n_experts = 0, n_named = 0, n_ff_expert = 0;
   bool quantized_weights = false;
 };
 
@@ -134,7 +139,7 @@ struct FfnShard {
   Matrix down;      // [n_embd][n]: as other programs store it; dense only. Exactly one of down_t, down is set.
   Vector gate_bias, up_bias;
   Activation act = Activation::silu;
-  float act_threshold = 0.0f;  // fat_relu's
+  float act_threshold = 0.0f;  // fat_relu's, clamped_silu's
   bool up_relu = false;        // dReLU: up_act = relu
   int64_t n() const { return gate.rows; }
 };

@@ -45,6 +45,13 @@ Limits limits_of(const model::Config& c, int64_t n_ctx, int64_t n_batch, bool qu
   l.n_ff = c.n_ff;
   l.n_embd = c.n_embd;
   l.n_head = c.n_head, l.n_head_kv = c.n_head_kv, l.head_dim = c.head_dim;
+  if (c.experts) {
+    l.n_experts = c.experts.routing.n_expert + (c.experts.n_ff_shared > 0 ? 1 : 0);
+    l.n_named = c.experts.n_named();
+    l.n_ff_expert = std::max(c.experts.n_ff, c.experts.n_ff_shared);
+    l.max_cols = std::max(l.max_cols, l.n_ff_expert);
+    l.max_rows = std::max({l.max_rows, l.n_ff_expert, c.experts.routing.n_expert});
+  }
   l.quantized_weights = quantized;
   return l;
 }
@@ -63,8 +70,9 @@ void Activations::lay_out(Layout& layout, const model::Config& c, const Activati
   layout.add(&ids, words(3 * batch + shape.n_slots * shape.pages_stride));
   layout.add(&x, words(batch * c.n_embd));
   layout.add(&normed.x, words(batch * c.n_embd));
-  layout.add(&ffn_normed_.x, words(batch * c.n_embd));
-  layout.add(&odd_ffn_normed_.x, words(few * c.n_embd));
+  n_named_ = c.experts.n_named(), n_embd_ = c.n_embd;
+  layout.add(&ffn_normed_.x, words(batch * (c.n_embd + 2 * n_named_)));
+  layout.add(&odd_ffn_normed_.x, words(few * (c.n_embd + 2 * n_named_)));
   layout.add(&q, words(batch * width));
   layout.add(&k, words(batch * c.n_head_kv * c.head_dim));
   layout.add(&v, words(batch * c.n_head_kv * c.head_dim));

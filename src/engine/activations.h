@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/device.h"
+#include "core/experts.h"
 #include "core/ops.h"
 #include "core/thread_team.h"
 #include "model/config.h"
@@ -58,12 +59,22 @@ struct Activations {
     return T > kFewTokens || layer % 2 == 0 ? ffn_normed_ : odd_ffn_normed_;
   }
 
+  // The experts of a layer's T tokens, behind the input of its FFN: one hand-off brings both.
+  ExpertChoice choice(int64_t layer, int64_t T) const { return choice_behind(ffn_input(layer, T).x, T); }
+  ExpertChoice choice_behind(float* input, int64_t T) const {
+    float* const at = input + T * n_embd_;
+    return {reinterpret_cast<int32_t*>(at), at + T * n_named_, n_named_};
+  }
+  // Floats of both.
+  int64_t handed_over(int64_t T) const { return T * (n_embd_ + 2 * n_named_); }
+
  private:
   class Layout;
   void lay_out(Layout& layout, const model::Config& config, const ActivationShape& shape,
                FunctionRef<size_t(int64_t)> q8_bytes);
-  Act ffn_normed_;      // [T][n_embd]
-  Act odd_ffn_normed_;  // [few][n_embd]
+  Act ffn_normed_;      // [T][n_embd], and of mixtures ids [T][n_named] and weights [T][n_named]
+  Act odd_ffn_normed_;  // the same of a few
+  int64_t n_embd_ = 0, n_named_ = 0;
   DeviceBuffer storage_;
 };
 

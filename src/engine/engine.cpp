@@ -63,6 +63,10 @@ Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
     fail("--sparsity predict needs predictors, and this model has none; make them with `hearth predictor fit`");
   }
   if (asked == Sparsity::off) return Sparsity::off;
+  if (model.config().experts) {
+    if (asked == Sparsity::auto_) return Sparsity::off;
+    fail("neurons inside experts are not skipped yet; run mixtures of experts with --sparsity off or auto");
+  }
   if (asked == Sparsity::auto_ && !lossless && !predictors) return Sparsity::off;
   if (const auto reason = model.prepare_sparse()) {
     if (asked != Sparsity::auto_) fail("sparse execution is not possible with this file: {}", *reason);
@@ -78,6 +82,7 @@ std::vector<LayerFacts> undivided(const model::Model& m, Sparsity sparsity) {
   for (size_t l = 0; l < layers.size(); ++l) {
     layers[l].parallel = m.config().parallel_block, layers[l].post_norms = m.config().post_norms;
     layers[l].reads_residual = m.weights().layers[l].predictor.input == model::PredictorInput::residual;
+    layers[l].experts = layers[l].main_routes = static_cast<bool>(m.weights().layers[l].router);
     if (sparsity == Sparsity::off) continue;
     const bool predicts = sparsity == Sparsity::predict && can_predict(m.weights().layers[l]);
     layers[l].selection = predicts ? Selection::predictor : Selection::gate;
@@ -116,8 +121,11 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   if (division != nullptr) {
     divide(*division, shape.n_batch);
   } else {
+    if (c.experts && device_.expert_ffn() == nullptr) {
+      fail("{} cannot compute experts yet; leave them to the CPU: give a --vram-budget", device_.name());
+    }
     schedule_ = Schedule(undivided(model_, sparsity_));
-    for (const model::LayerWeights& l : model_.weights().layers) rows_.push_back({l.ffn.n(), {}});
+    for (const model::LayerWeights& l : model_.weights().layers) rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
     if (options.copy_weights && device_.is_host()) {
       copied_weights_ = copy_from_file(model_, device_, {}, sparsity_ != Sparsity::off, weights_);
@@ -165,7 +173,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   weights_ = split_->main;
   HandOffs* const hand_offs = device_.hand_offs();
   if (hand_offs == nullptr) fail("{} cannot hand work to the CPU in the middle of a pass", device_.name());
-  mailbox_ = hand_offs->open_mailbox(n_batch * c.n_embd, c.n_ff);
+  mailbox_ = hand_offs->open_mailbox(n_batch * (c.n_embd + 2 * c.experts.n_named()), c.n_ff);
   mailbox_->set_patience(options_.patience);
   if (options_.stream_tokens > 0) stream_ = std::make_unique<ColdStream>(device_, split_->host);
 }

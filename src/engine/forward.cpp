@@ -118,6 +118,16 @@ void Forward::ffn_sparse(int64_t l, SparseArgs sparse, const Input& in, Vector b
   c_.device.sparse_ffn()->ffn_sparse(layer(l).ffn, sparse, in, shape_.T, bias, y, next);
 }
 
+void Forward::route(int64_t l, Reads reads, const float* x) const {
+  const Act residual{const_cast<float*>(x), nullptr};  // routers are not quantised
+  const Input in = reads == Reads::residual ? Input(residual) : ffn_input(l, reads, x);
+  c_.device.expert_ffn()->route(layer(l).router, in, shape_.T, c_.act.choice(l, shape_.T));
+}
+
+void Forward::ffn_experts(int64_t l, const ExpertChoice& choice, const Input& in, float* y) const {
+  c_.device.expert_ffn()->ffn_experts(layer(l).experts, choice, in, shape_.T, y);
+}
+
 NextNorm Forward::next_ffn(int64_t l, bool predicts) const {
   const LayerWeights& w = layer(l);
   const Predictor& p = w.predictor.weights;

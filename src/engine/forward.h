@@ -65,6 +65,11 @@ class Forward {
   // The same over those that `sparse` names. Sets its threshold and its counts.
   void ffn_sparse(int64_t layer, SparseArgs sparse, const Input& in, Vector bias, float* y, const NextNorm* next) const;
 
+  // The experts of every token -> act.choice().
+  void route(int64_t layer, Reads reads, const float* x) const;
+  // y += the weighted sum of the chosen experts that this device has.
+  void ffn_experts(int64_t layer, const ExpertChoice& choice, const Input& in, float* y) const;
+
   // What an operation of this layer's FFN reads. x: the residual stream.
   Input ffn_input(int64_t layer, Reads reads, const float* x) const;
   // The norm that reads y next, when it is the FFN's of this layer, the attention's, or the head's.

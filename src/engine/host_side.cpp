@@ -34,7 +34,8 @@ class HostSide::Layer {
       return;
     }
     b_.input = {const_cast<float*>(brought), s_.c_.act.ffn_input(l_, f_.T()).q8};  // inputs of operations are only read
-    const FfnShard& shard = f_.layer(l_).ffn;
+    if (step.letter == Letter::ffn_input_and_experts) b_.choice = s_.c_.act.choice_behind(b_.input.x, f_.T());
+    const FfnShard& shard = f_.layer(l_).some_ffn();
     if (is_quantized(shard.gate.type) || (shard.up && is_quantized(shard.up.type))) {
       s_.c_.device.quantize(b_.input, f_.T(), s_.c_.config.n_embd);
     }
@@ -64,6 +65,14 @@ class HostSide::Layer {
     if (step.neurons == Neurons::listed) sparse.candidates = b_.neurons;
     if (step.hands_over && s_.mailbox_.can_publish(f_.size())) sparse.answer = &s_.mailbox_;
     f_.ffn_sparse(l_, sparse, in, bias, y_, nullptr);
+  }
+  void operator()(const Route& step) {
+    f_.route(l_, step.reads, b_.x);
+    b_.choice = s_.c_.act.choice(l_, f_.T());
+  }
+  void operator()(const Experts& step) {
+    const Input in = step.reads == Reads::normed ? Input(b_.input) : f_.ffn_input(l_, step.reads, b_.x);
+    f_.ffn_experts(l_, b_.choice, in, y_);
   }
   void operator()(const Answer&) { s_.mailbox_.answer(); }
   template <typename MainStep>

@@ -27,6 +27,7 @@ class HostSide {
     const float* x = nullptr;  // [T][n_embd] the residual stream, where that is what hand-offs bring
     Act input;                 // the FFN's input
     NeuronLists neurons;
+    ExpertChoice choice;
   };
   ForwardContext c_;
   const Schedule& schedule_;

@@ -41,7 +41,15 @@ class MainSide::Layer {
     if (step.hands_over) sparse.collect = s_.mailbox_, sparse.next = next_matrices();
     f_.ffn_sparse(l_, sparse, in, bias, sum_, prepares);
   }
-  void operator()(const Post&) { hand_offs().post(*s_.mailbox_, x_, f_.size()); }
+  void operator()(const Route& step) { f_.route(l_, step.reads, x_); }
+  void operator()(const Experts& step) {
+    f_.ffn_experts(l_, s_.c_.act.choice(l_, f_.T()), f_.ffn_input(l_, step.reads, x_), x_);
+  }
+  void operator()(const Post& step) {
+    const Activations& a = s_.c_.act;
+    if (step.letter != Letter::ffn_input_and_experts) return hand_offs().post(*s_.mailbox_, x_, f_.size());
+    hand_offs().post(*s_.mailbox_, a.ffn_input(l_, f_.T()).x, a.handed_over(f_.T()));
+  }
   void operator()(const Hint&) {
     const model::LayerPredictor& predictor = f_.layer(l_ + 1).predictor;
     const MainRows& next = s_.rows_[static_cast<size_t>(l_ + 1)];

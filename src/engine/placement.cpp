@@ -8,13 +8,14 @@
 namespace hearth::engine {
 namespace {
 
-void check_ids(const std::vector<int32_t>& ids, const char* list, size_t layer, int64_t n_ff) {
+// `what` the ids name: "neuron", "expert".
+void check_ids(const std::vector<int32_t>& ids, const char* list, size_t layer, const char* what, int64_t n) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= n_ff) {
-      fail("the plan's {} of layer {} names neuron {}, expected 0 to {}; plan again", list, layer, ids[i], n_ff - 1);
+    if (ids[i] < 0 || ids[i] >= n) {
+      fail("the plan's {} of layer {} names {} {}, expected 0 to {}; plan again", list, layer, what, ids[i], n - 1);
     }
     if (i > 0 && ids[i] <= ids[i - 1]) {
-      fail("the plan's {} of layer {} is not ascending at neuron {}; plan again", list, layer, ids[i]);
+      fail("the plan's {} of layer {} is not ascending at {} {}; plan again", list, layer, what, ids[i]);
     }
   }
 }
@@ -29,8 +30,8 @@ void check_disjoint(const std::vector<int32_t>& a, const char* list_a, const std
 }
 
 void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
-  check_ids(l.gpu_bucket, "gpu_bucket", layer, n_ff);
-  check_ids(l.gpu_linked, "gpu_linked", layer, n_ff);
+  check_ids(l.gpu_bucket, "gpu_bucket", layer, "neuron", n_ff);
+  check_ids(l.gpu_linked, "gpu_linked", layer, "neuron", n_ff);
   check_disjoint(l.gpu_bucket, "gpu_bucket", l.gpu_linked, "gpu_linked", layer);
   if (!l.gpu_linked.empty() &&
       (l.selection != Selection::predictor || l.predictor == Where::cpu || l.gpu_bucket.empty())) {
@@ -42,6 +43,17 @@ void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
   if (l.selection == Selection::predictor && l.predictor == Where::cpu && !l.gpu_bucket.empty()) {
     fail("the plan has neurons of layer {} on the GPU and their predictor on the CPU; plan again", layer);
   }
+}
+
+void check_experts(const LayerPlacement& l, size_t layer, const model::ExpertsDescription& e) {
+  if (!e.in_layer(static_cast<int64_t>(layer))) {
+    if (!l.gpu_experts.empty()) fail("the plan has experts of layer {}, which is dense; plan again", layer);
+    return;
+  }
+  if (!l.gpu_bucket.empty() || !l.gpu_linked.empty() || l.selection != Selection::all) {
+    fail("the plan places neurons of layer {}, which is a mixture of experts; plan again", layer);
+  }
+  check_ids(l.gpu_experts, "gpu_experts", layer, "expert", e.routing.n_expert + (e.n_ff_shared > 0 ? 1 : 0));
 }
 
 }  // namespace
@@ -114,7 +126,10 @@ void check_placement(const Placement& p, const model::Config& c, const std::stri
   if (p.n_ctx < 1 || p.n_sequences < 1 || p.n_batch < 1)
     fail("the plan is for a context of {}, a batch of {} and {} sequences; plan again", p.n_ctx, p.n_batch,
          p.n_sequences);
-  for (size_t l = 0; l < p.layers.size(); ++l) check_layer(p.layers[l], l, c.n_ff);
+  for (size_t l = 0; l < p.layers.size(); ++l) {
+    check_layer(p.layers[l], l, c.n_ff);
+    check_experts(p.layers[l], l, c.experts);
+  }
   if (p.planned_bytes() > p.vram_budget) {
     fail("the plan uses {} bytes of GPU memory and its budget is {}; plan again", p.planned_bytes(), p.vram_budget);
   }

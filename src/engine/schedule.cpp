@@ -5,16 +5,10 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/schedule_letters.h"
 
 namespace hearth::engine {
 namespace {
-
-bool brings_neurons(Letter letter) {
-  return letter == Letter::x_and_neurons || letter == Letter::ffn_input_and_neurons;
-}
-bool brings_input(Letter letter) {
-  return letter == Letter::ffn_input || letter == Letter::ffn_input_and_neurons;
-}
 
 // Compiles one layer. The members are what follows from the facts and the kind of batch.
 class Compiler {
@@ -71,12 +65,15 @@ class Compiler {
 
   void whole_on_host() {
     main(Post{Letter::x}), main(Collect{});
-    host(Take{Letter::x}), host(Attend{Reads::norm_of_x}), host(AddInput{});
-    host_ffn(Letter::x);
+    host(Take{Letter::x});
+    if (l_.early_router) host(Route{Reads::residual});
+    host(Attend{Reads::norm_of_x}), host(AddInput{});
+    l_.experts ? host_experts() : host_ffn(Letter::x);
     host(Answer{});
   }
 
   void attention_first() {
+    if (l_.early_router && l_.main_routes) main(Route{Reads::residual});
     if (l_.host_attends) main(Post{Letter::x});
     branch();
     if (!l_.host_attends) {
@@ -95,7 +92,34 @@ class Compiler {
     if (l_.post_norms) main(Join{half});
   }
 
+  // The host's part of a layer whose experts it chooses itself, from x.
+  void host_experts() {
+    if (!l_.early_router) host(Route{Reads::norm_of_x});
+    host(Experts{l_.early_router ? Reads::norm_of_x : Reads::normed});
+  }
+
+  // The side that chooses tells the other: a choice made twice might differ by a rounding.
+  void experts_second() {
+    if (!l_.main_routes) {
+      main(Post{Letter::x}), main(Collect{});
+      host(Take{Letter::x});
+      host_experts();
+      return host(Answer{});
+    }
+    if (!l_.early_router) {
+      main(Route{ffn_input()});
+    } else if (asks_) {
+      main(Norm{Half::ffn}), made_ = true;
+    }
+    if (asks_) main(Post{Letter::ffn_input_and_experts});
+    if (l_.hot) main(Experts{ffn_input()});
+    if (!asks_) return;
+    main(Collect{});
+    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed}), host(Answer{});
+  }
+
   void ffn_second() {
+    if (l_.experts) return experts_second();
     const Letter letter = begin_hand_off(asks_);
     branch();
     main_ffn();
@@ -178,192 +202,6 @@ class Compiler {
   LayerSchedule s_;
 };
 
-// Executes both lists on sets instead of numbers. x is the set of parts that have been added to it in this layer; an
-// input is the set that x was when it was normed.
-class Simulation {
- public:
-  Simulation(const LayerFacts& layer, BatchKind kind, const LayerSchedule& schedule)
-      : l_(layer), skips_(skips_neurons(kind) && layer.selection != Selection::all), s_(schedule) {}
-
-  std::optional<std::string> run() {
-    size_t i = 0, j = 0;
-    for (bool moved = true; moved && (i < s_.main.size() || j < s_.host.size());) {
-      moved = false;
-      for (; i < s_.main.size() && execute_main(s_.main[i]); ++i) moved = true;
-      for (; j < s_.host.size() && execute_host(s_.host[j]); ++j) moved = true;
-      if (!error_.empty()) return error_;
-    }
-    if (i < s_.main.size() || j < s_.host.size()) {
-      return fmt::format("both sides wait: main at {}, host at {}", i < s_.main.size() ? to_string(s_.main[i]) : "end",
-                         j < s_.host.size() ? to_string(s_.host[j]) : "end");
-    }
-    if (posted_ || outstanding_ || answered_ || taken_) return "a hand-off is left behind";
-    Parts wanted = kAttention;
-    if (l_.hot) wanted |= kHot;
-    if (skips_ && l_.linked) wanted |= kLinked;
-    if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
-    if (main_.branch) return "a sum is left behind that nothing joins";
-    if (joined_ != (l_.post_norms ? wanted : 0)) return "a half of the layer is added without its own norm";
-    if (main_.x != wanted) return fmt::format("the layer's parts are {:#x}, expected {:#x}", main_.x, wanted);
-    return std::nullopt;
-  }
-
- private:
-  using Parts = unsigned;
-  static constexpr Parts kAttention = 1, kHot = 2, kCold = 4, kLinked = 8;
-
-  struct Side {
-    Parts x = 0;
-    std::optional<Parts> branch;  // what is being added besides
-    std::optional<Parts> attention_in, ffn_in;
-    bool has_neurons = false;
-  };
-
-  bool fail(std::string why) {
-    error_ = std::move(why);
-    return false;
-  }
-  bool add(Parts& to, Parts parts) {
-    if ((to & parts) != 0) return fail("a part of the layer is added twice");
-    to |= parts;
-    return true;
-  }
-  // To x, or beside it.
-  bool add_to(Side& side, Parts parts) { return add(side.branch ? *side.branch : side.x, parts); }
-  bool join(Half half) {
-    const std::optional<Parts> sum = std::exchange(main_.branch, std::nullopt);
-    if (!sum) return fail("a sum is joined that nothing has begun");
-    if ((half == Half::attention) != (*sum == kAttention)) return fail("a sum is joined as another half's");
-    joined_ |= *sum;
-    return add(main_.x, *sum);
-  }
-  // The input of a step, which must be as the layer's form wants it.
-  bool reads(const char* step, Side& side, std::optional<Parts>& kept, Reads how, Parts wanted) {
-    if (how == Reads::norm_of_x) kept = side.x;
-    const std::optional<Parts> in = how == Reads::residual ? std::optional(side.x) : kept;
-    if (!in) return fail(fmt::format("{} reads what nothing has written", step));
-    if (*in != wanted) return fail(fmt::format("{} reads x too early or too late", step));
-    return true;
-  }
-  bool reads_ffn(const char* step, Side& side, Reads how) {
-    return reads(step, side, side.ffn_in, how, l_.parallel ? 0 : kAttention);
-  }
-  bool reads_attention(Side& side, Reads how) { return reads("attention", side, side.attention_in, how, 0); }
-  bool norm(Side& side, Half half) {
-    (half == Half::ffn ? side.ffn_in : side.attention_in) = side.x;
-    return true;
-  }
-  bool has_neurons(const Side& side, const Ffn& f) {
-    if (f.neurons == Neurons::listed && !side.has_neurons) return fail("an FFN reads a list that nobody has made");
-    if ((f.neurons != Neurons::all) != skips_) return fail("an FFN computes other neurons than the batch asks for");
-    return true;
-  }
-
-  bool post(Letter letter) {
-    if (outstanding_) return fail("a second hand-off begins before the first is answered");
-    if (brings_neurons(letter) && !main_.has_neurons) return fail("neurons are posted that nobody has found");
-    if (brings_input(letter) && !main_.ffn_in) return fail("an input is posted that nobody has made");
-    posted_ = letter, outstanding_ = true;
-    posted_parts_ = brings_input(letter) ? *main_.ffn_in : main_.x;
-    return true;
-  }
-  bool collect() {
-    if (!answered_) return false;  // waits
-    answered_ = outstanding_ = false;
-    return add_to(main_, answer_);
-  }
-
-  bool execute_main(const Step& step) {
-    if (const auto* n = std::get_if<Norm>(&step)) return norm(main_, n->half);
-    if (const auto* a = std::get_if<Attend>(&step))
-      return reads_attention(main_, a->reads) && add_to(main_, kAttention);
-    if (const auto* p = std::get_if<Predict>(&step)) {
-      if (!reads_ffn("the predictor", main_, p->reads)) return false;
-      main_.has_neurons = true;
-      return !p->posts || post(*p->posts);
-    }
-    if (const auto* f = std::get_if<Ffn>(&step)) {
-      if (f->hands_over && !answered_) {
-        if (!outstanding_) return fail("an answer is added that nobody was asked for");
-        return false;  // waits
-      }
-      if (f->hands_over && !published_) return fail("an answer is awaited part by part that is not published");
-      if (!reads_ffn("the main device's FFN", main_, f->reads) || !has_neurons(main_, *f)) return false;
-      return add_to(main_, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
-    }
-    if (const auto* p = std::get_if<Post>(&step)) {
-      return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
-    }
-    if (std::holds_alternative<Hint>(step)) return main_.ffn_in ? true : fail("a hint reads what nothing has written");
-    if (const auto* s = std::get_if<Stream>(&step)) {
-      return reads_ffn("the stream", main_, s->reads) && add_to(main_, kCold);
-    }
-    if (std::holds_alternative<Branch>(step)) {
-      if (std::exchange(main_.branch, 0)) return fail("a second sum begins before the first is joined");
-      return true;
-    }
-    if (const auto* j = std::get_if<Join>(&step)) return join(j->half);
-    if (std::holds_alternative<Collect>(step)) {
-      if (!outstanding_) return fail("an answer is collected that nobody was asked for");
-      if (answered_ && published_) return fail("an answer is published that nobody awaits part by part");
-      return collect();
-    }
-    return fail(fmt::format("the main device cannot execute {}", to_string(step)));
-  }
-
-  bool execute_host(const Step& step) {
-    if (const auto* t = std::get_if<Take>(&step)) {
-      if (taken_) return fail("a hand-off is taken before the last one is answered");
-      if (!posted_) return false;  // waits
-      if (*posted_ != t->letter) return fail("a hand-off brings something else than is taken");
-      host_ = {};
-      if (brings_input(t->letter)) {
-        host_.ffn_in = posted_parts_;
-      } else {
-        host_.x = posted_parts_;
-      }
-      brought_ = posted_parts_, neurons_left_ = brings_neurons(t->letter);
-      taken_ = true, posted_.reset(), answer_ = 0, published_ = false;
-      return true;
-    }
-    if (std::holds_alternative<Prefetch>(step)) return taken_ ? fail("a prefetch comes after its hand-off") : true;
-    if (!taken_) return fail(fmt::format("the host executes {} without a hand-off", to_string(step)));
-    if (std::holds_alternative<TakeNeurons>(step)) {
-      if (!std::exchange(neurons_left_, false)) return fail("neurons are awaited that the hand-off does not bring");
-      return host_.has_neurons = true;
-    }
-    if (const auto* n = std::get_if<Norm>(&step)) return norm(host_, n->half);
-    if (const auto* a = std::get_if<Attend>(&step)) return reads_attention(host_, a->reads) && add(answer_, kAttention);
-    if (const auto* p = std::get_if<Predict>(&step)) {
-      if (p->posts) return fail("the host posts nothing");
-      return reads_ffn("the predictor", host_, p->reads) && (host_.has_neurons = true);
-    }
-    if (const auto* f = std::get_if<Ffn>(&step)) {
-      published_ = f->hands_over;
-      return reads_ffn("the host's FFN", host_, f->reads) && has_neurons(host_, *f) && add(answer_, kCold);
-    }
-    if (std::holds_alternative<AddInput>(step)) {
-      host_.x = brought_ | answer_;
-      return true;
-    }
-    if (std::holds_alternative<Answer>(step)) {
-      if (neurons_left_) return fail("a hand-off's neurons are left behind");
-      taken_ = false;
-      return answered_ = true;
-    }
-    return fail(fmt::format("the host cannot execute {}", to_string(step)));
-  }
-
-  const LayerFacts& l_;
-  const bool skips_;
-  const LayerSchedule& s_;
-  Side main_, host_;
-  std::optional<Letter> posted_;  // not taken yet
-  Parts posted_parts_ = 0, brought_ = 0, answer_ = 0, joined_ = 0;
-  bool outstanding_ = false, answered_ = false, taken_ = false, neurons_left_ = false, published_ = false;
-  std::string error_;
-};
-
 const char* to_string(Letter letter) {
   switch (letter) {
     case Letter::x:
@@ -374,6 +212,8 @@ const char* to_string(Letter letter) {
       return "x, neurons";
     case Letter::ffn_input_and_neurons:
       return "FFN input, neurons";
+    case Letter::ffn_input_and_experts:
+      return "FFN input, experts";
   }
   return "?";
 }
@@ -421,6 +261,8 @@ std::string to_string(const Step& step) {
                      : fmt::format("predict({})", to_string(p.reads));
     }
     std::string operator()(const Ffn& f) const { return describe(f); }
+    std::string operator()(const Route& r) const { return fmt::format("route({})", to_string(r.reads)); }
+    std::string operator()(const Experts& e) const { return fmt::format("experts({})", to_string(e.reads)); }
     std::string operator()(const Post& p) const { return fmt::format("post({})", to_string(p.letter)); }
     std::string operator()(const Hint&) const { return "hint"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
@@ -440,10 +282,6 @@ LayerSchedule compile(const LayerFacts& layer, const LayerFacts* next, BatchKind
   return Compiler(layer, next, kind).compile();
 }
 
-std::optional<std::string> check(const LayerFacts& layer, BatchKind kind, const LayerSchedule& schedule) {
-  return Simulation(layer, kind, schedule).run();
-}
-
 void check_facts(std::span<const LayerFacts> layers) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerFacts& l = layers[i];
@@ -453,6 +291,14 @@ void check_facts(std::span<const LayerFacts> layers) {
     const bool predicts = l.selection == Selection::predictor;
     require(l.hot || l.cold, "no device has its neurons");
     require(!l.parallel || !l.post_norms, "attention and FFN are computed together, and normed each on its own");
+    require(l.experts || (!l.main_routes && !l.early_router), "a router without experts");
+    require(!l.experts || (!l.parallel && !l.post_norms && l.selection == Selection::all && !l.streamable),
+            "a mixture of experts beside the attention, normed after it, with predictors or streamed");
+    require(!l.experts || l.main_routes || !l.hot, "the CPU chooses the experts, and some of them are on the GPU");
+    require(!l.main_routes || l.hot || !l.host_attends,
+            "the GPU chooses the experts of a layer of which it has nothing");
+    require(!l.early_router || l.main_routes || l.host_attends,
+            "the router reads what is before the attention, which is on the GPU, and the CPU chooses");
     require(!predicts || l.main_predicts || !l.hot, "its predictor is on the CPU, and some of its neurons on the GPU");
     require(!l.linked || (l.hot && l.cold && predicts && l.main_predicts),
             "rows are read over the link, and no predictor on the GPU names them beside others");

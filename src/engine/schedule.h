@@ -17,7 +17,7 @@ namespace hearth::engine {
 
 // The part of a layer that the main device has beside what its weights say.
 struct MainRows {
-  int64_t n_hot = 0;  // neurons of its own; all others are the host's, or linked
+  int64_t n_hot = 0;  // neurons of its own, or experts; all others are the host's, or linked
   FfnShard linked;    // the first of the host's rows, which it reads in place for batches that skip neurons; or none
 };
 
@@ -51,6 +51,9 @@ struct LayerFacts {
   bool all_linked = false;      // all of them: the host is not asked
   bool hinted = false;          // the host is told which rows to prefetch while the layer before is computed
   bool streamable = false;      // the cold rows can visit the main device
+  bool experts = false;         // a mixture: hot and cold are of experts
+  bool main_routes = false;     // the main device chooses the experts, for the host too; otherwise the host does
+  bool early_router = false;    // the router reads the layer's input, before attention
   bool operator==(const LayerFacts&) const = default;
 };
 
@@ -66,7 +69,13 @@ enum class Half { attention, ffn };
 // Who reads the residual stream next, through a norm of its own: the step that adds to x may prepare that norm.
 enum class NextReader { nobody, predictor, ffn, attention, head };
 enum class Neurons { all, by_gates, listed };
-enum class Letter { x, ffn_input, x_and_neurons, ffn_input_and_neurons };  // what a hand-off brings
+enum class Letter {  // what a hand-off brings
+  x,
+  ffn_input,
+  x_and_neurons,
+  ffn_input_and_neurons,
+  ffn_input_and_experts,
+};
 
 struct Norm {
   Half half;
@@ -86,6 +95,12 @@ struct Ffn {  // both sides: += the side's neurons
   bool linked = false;      // main: also computes the linked neurons
   NextReader next = NextReader::nobody;
 };
+struct Route {
+  Reads reads;
+};  // both sides: the experts of every token
+struct Experts {
+  Reads reads;
+};  // both sides: += the chosen experts that the side has
 struct Post {
   Letter letter;
 };               // main: begins a hand-off without neurons
@@ -105,8 +120,8 @@ struct Take {
 struct TakeNeurons {};  // host: waits for its neurons
 struct AddInput {};     // host: x = what the hand-off brought + the answer so far
 struct Answer {};       // host: ends the hand-off
-using Step = std::variant<Norm, Attend, Predict, Ffn, Post, Hint, Stream, Collect, Branch, Join, Prefetch, Take,
-                          TakeNeurons, AddInput, Answer>;
+using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Stream, Collect, Branch, Join,
+                          Prefetch, Take, TakeNeurons, AddInput, Answer>;
 
 struct LayerSchedule {
   std::vector<Step> main, host;

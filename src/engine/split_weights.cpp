@@ -95,6 +95,12 @@ void adopt_ffn(Device& device, const LayerWeights& from, const FfnShard& shard, 
   to.ffn_down_bias = adopt(device, from.ffn_down_bias);
 }
 
+void adopt_router(Device& device, const Router& from, Router& to) {
+  to = from;
+  to.w = adopt(device, from.w), to.shared_gate = adopt(device, from.shared_gate);
+  to.bias = adopt(device, from.bias), to.correction = adopt(device, from.correction);
+}
+
 void adopt_embedding(Device& device, const Weights& from, Weights& to) {
   to.tok_embd = adopt(device, from.tok_embd);
   to.pos_embd = adopt(device, from.pos_embd);
@@ -153,6 +159,7 @@ class Splitter {
       return (main_.is_host() ? out.packs : staging).emplace_back(std::max<size_t>(bytes, 64)).data();
     };
     const auto keep = [&](size_t bytes) { return out.arena.take(bytes); };
+    if (from.router) return experts(layer, out);
     if (place.selection == Selection::predictor) predictor(layer, RowPacker(team_, stage), out);
     if (!facts.cold) {
       adopt_ffn(main_, from, from.ffn, to_main);
@@ -167,6 +174,27 @@ class Splitter {
   }
 
  private:
+  // Whole experts, as they are in the file.
+  void experts(size_t layer, SplitWeights& out) {
+    const LayerWeights& from = weights_.layers[layer];
+    const std::vector<int32_t>& hot = placement_.layers[layer].gpu_experts;
+    LayerWeights& to_main = out.main.layers[layer];
+    LayerWeights& to_host = out.host.layers[layer];
+    out.rows[layer].n_hot = std::ssize(hot);
+    to_main.experts.resize(from.experts.size()), to_host.experts.resize(from.experts.size());
+    for (size_t id = 0; id < from.experts.size(); ++id) {
+      const bool is_hot = std::binary_search(hot.begin(), hot.end(), static_cast<int32_t>(id));
+      Device& device = is_hot ? main_ : host_;
+      const Expert& e = from.experts[id];
+      (is_hot ? to_main : to_host).experts[id] = {adopt_shard(device, e.ffn), adopt(device, e.down_bias)};
+    }
+    const bool routes = out.facts[layer].main_routes;
+    adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
+    to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
+    to_host.ffn_norm = {adopt(host_, from.ffn_norm.weight), adopt(host_, from.ffn_norm.bias)};
+    main_.synchronize();
+  }
+
   void divide(size_t layer, RowPacker staging, RowPacker arena, SplitWeights& out) {
     const LayerWeights& from = weights_.layers[layer];
     const LayerPlacement& place = placement_.layers[layer];
@@ -257,7 +285,7 @@ std::byte* HostArena::take(size_t bytes) {
   return data;
 }
 
-std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement) {
+std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement, bool main_can_route) {
   std::vector<LayerFacts> all;
   for (size_t l = 0; l < placement.layers.size(); ++l) {
     const LayerPlacement& place = placement.layers[l];
@@ -265,6 +293,16 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
     LayerFacts& f = all.emplace_back();
     f.parallel = model.config().parallel_block, f.post_norms = model.config().post_norms;
     f.host_attends = place.attention == Where::cpu;
+    if (w.router) {
+      f.experts = true;
+      f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
+      f.selection = Selection::all;
+      f.main_routes = main_can_route && (f.hot || !f.host_attends);
+      if (f.hot && !main_can_route) {
+        fail("the plan has experts of layer {} on the GPU, which cannot compute experts yet; plan again", l);
+      }
+      continue;
+    }
     f.hot = !place.gpu_bucket.empty(), f.cold = !place.ffn_on_gpu(w.ffn.n());
     f.selection = place.selection;
     f.main_predicts = place.predictor == Where::gpu;
@@ -285,7 +323,7 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
   out.output_on_host = placement.output == Where::cpu;
   out.main.layers.resize(w.layers.size());
   out.host.layers.resize(w.layers.size());
-  out.facts = layer_facts(model, placement), out.rows.resize(w.layers.size());
+  out.facts = layer_facts(model, placement, main.expert_ffn() != nullptr), out.rows.resize(w.layers.size());
   out.main.inv_freq = adopt(main, w.inv_freq);
   out.host.inv_freq = adopt(host, w.inv_freq);
   adopt_embedding(out.embedding_on_host ? host : main, w, out.embedding_on_host ? out.host : out.main);

@@ -45,8 +45,9 @@ struct SplitWeights {
   bool embedding_on_host = false, output_on_host = false;
 };
 
-// What a placement and a model say about each layer, when every neuron that is to be linked can be.
-std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement);
+// What a placement and a model say about each layer, when every neuron that is to be linked can be. `main_can_route`:
+// the main device offers ExpertFfn; without it a placement must leave all experts to the CPU, or Error is thrown.
+std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement, bool main_can_route = true);
 
 // Row k of the main device's shard of a layer is neuron gpu_bucket[k]; row k of the CPU's is Placement::cpu_rows()[k];
 // the main device reads those of gpu_linked in place. A predictor that serves both has its rows in that order. Copies

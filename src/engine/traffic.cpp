@@ -31,6 +31,21 @@ void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_ho
   t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
 }
 
+// Expected bytes of a token's experts: those of a layer are taken to be chosen equally often. n_hot: on the main device.
+void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double n_hot) {
+  t.selection += on(!facts.main_routes, static_cast<double>(l.router.w.bytes() + l.router.shared_gate.bytes()));
+  const double n = static_cast<double>(l.experts.size()), hot_share = n_hot / n;
+  double bytes = 0;
+  for (const Expert& e : l.experts) bytes += static_cast<double>(e.bytes());
+  if (l.router.shared) {
+    const auto shared = static_cast<double>(l.experts.back().bytes());
+    bytes = (bytes - shared) / (n - 1) * static_cast<double>(l.router.routing.n_used) + shared;
+  } else {
+    bytes *= static_cast<double>(l.router.routing.n_used) / n;
+  }
+  t.ffn += {hot_share * bytes, (1 - hot_share) * bytes};
+}
+
 void add_sparse_ffn(LayerTraffic& t, const LayerFacts& facts, NeuronBytes each, double n_main, double n_host,
                     Active active, double predictor_bytes) {
   t.ffn += {active.main * each.up_down, active.host * each.up_down, active.link * each.up_down};
@@ -93,6 +108,10 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
     double attention = kv_bytes(i);
     for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) attention += static_cast<double>(m->bytes());
     t.attention = on(facts.host_attends, attention);
+    if (l.router) {
+      add_experts(t, l, facts, static_cast<double>(args.rows[i].n_hot));
+      continue;
+    }
     const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.rows[i].n_hot);
     const NeuronBytes each = {
         static_cast<double>(l.ffn.gate.row_size()),

@@ -46,7 +46,7 @@ struct TokenTraffic {
 };
 
 // Bytes of one decode step at a context of n_kv positions: all matrices, less the rows that a sparse mode skips, with
-// as many active neurons on each side as were counted (with nothing counted: all rows), predictors, and the KV cache.
+// as many active neurons on each side as were counted (with nothing counted: all rows), routers and as many experts as a token uses, predictors, and the KV cache.
 // Predictors that also look ahead are counted twice. Gate rows that a predictor names in vain are not counted, nor are
 // norms, biases and one row of the embedding.
 struct TrafficArgs {

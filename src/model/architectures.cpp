@@ -27,7 +27,12 @@ constexpr Architecture kArchitectures[] = {
     {.name = "qwen3moe"},
     {.name = "olmoe"},
     {.name = "glm4moe", .ffn_norm = "post_attention_norm"},
-    {.name = "gpt-oss", .ffn_norm = "post_attention_norm", .window = 128, .window_period = 2, .yarn_truncates = false},
+    {.name = "gpt-oss",
+     .activation = "clamped_silu",
+     .ffn_norm = "post_attention_norm",
+     .window = 128,
+     .window_period = 2,
+     .yarn_truncates = false},
 
     // --- gemma: norms on both sides of each half, windows in most layers ---
     {.name = "gemma2",

@@ -33,6 +33,8 @@ std::string family_name(const FfnDescription& f) {
     case Activation::gelu:
     case Activation::gelu_tanh:
       return f.gated ? "GeGLU" : "GELU";
+    case Activation::clamped_silu:
+      return "clamped SwiGLU";
   }
   return "?";
 }
@@ -65,8 +67,9 @@ ActivationName parse_activation(std::string_view name) {
   if (name == "silu") return {Activation::silu, false};
   if (name == "gelu") return {Activation::gelu, false};
   if (name == "gelu_tanh") return {Activation::gelu_tanh, false};
+  if (name == "clamped_silu") return {Activation::clamped_silu, false};
   if (name == "drelu") return {Activation::relu, true};
-  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu", name);
+  fail("unknown activation '{}'; expected relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu or drelu", name);
 }
 
 FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::string>& override_activation) {
@@ -74,7 +77,7 @@ FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::str
   const auto named = file.get<std::string>("general.architecture");
   const Architecture* arch = named ? find_architecture(*named) : nullptr;
   const bool fused = arch != nullptr && arch->fused_gate_up;
-  f.gated = fused || file.find_tensor("blk.0.ffn_gate.weight") != nullptr;
+  f.gated = fused || file.find_tensor("blk.0.ffn_gate.weight") != nullptr || has_gated_experts(file);
   if (override_activation) {
     f.activation = *override_activation;
     f.reason = "as asked on the command line";
@@ -98,6 +101,14 @@ FfnDescription describe_ffn(const gguf::File& file, const std::optional<std::str
            f.act_threshold);
     }
   }
+  if (f.act == Activation::clamped_silu) {
+    if (!f.gated) fail("'{}': clamped_silu needs gate tensors, and there are none", file.path().string());
+    f.act_threshold = file.get<float>("hearth.ffn.activation_threshold").value_or(7.0f);  // gpt-oss
+    if (!std::isfinite(f.act_threshold) || f.act_threshold <= 0) {
+      fail("'{}': hearth.ffn.activation_threshold is {}, expected a positive number", file.path().string(),
+           f.act_threshold);
+    }
+  }
   f.reason += fused ? "; ffn_up has the gate too" : f.gated ? "; ffn_gate is there" : "; there is no ffn_gate";
   f.family = family_name(f);
   return f;
@@ -117,10 +128,12 @@ Config read_config(const gguf::File& file, const std::optional<std::string>& ove
   c.n_layer = keys.dimension("block_count", 4096) - read_nextn_layers(keys);
   if (c.n_layer < 1) keys.refuse("every layer predicts tokens farther ahead ({})", keys.key("nextn_predict_layers"));
   c.n_embd = keys.dimension("embedding_length");
-  if (keys.has("expert_count") && file.require<int64_t>(keys.key("expert_count")) != 0) {
-    keys.refuse("{} is not 0, and mixtures of experts are not supported; dense models are", keys.key("expert_count"));
+  c.experts = read_experts(file, a.name);
+  if (c.experts && c.experts.n_dense_layers >= c.n_layer) {
+    keys.refuse("{} is {}, expected less than the number of layers, {}", keys.key("leading_dense_block_count"),
+                c.experts.n_dense_layers, c.n_layer);
   }
-  c.n_ff = keys.dimension("feed_forward_length");
+  c.n_ff = c.experts && c.experts.n_dense_layers == 0 ? c.experts.n_ff : keys.dimension("feed_forward_length");
   c.n_head = keys.dimension("attention.head_count", 4096);
   c.n_head_kv = keys.dimension_or("attention.head_count_kv", c.n_head);
   if (c.n_head % c.n_head_kv != 0) {

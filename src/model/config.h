@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "gguf/gguf.h"
+#include "model/experts.h"
 #include "model/rope.h"
 
 namespace hearth::model {
@@ -19,15 +20,18 @@ struct FfnDescription {
   std::string activation;  // "relu", "silu", ...
   std::string reason;      // why: which key, tensor or convention says so
   Activation act = Activation::silu;
-  float act_threshold = 0.0f;  // fat_relu's
+  float act_threshold = 0.0f;  // fat_relu's, clamped_silu's
   bool gated = true;           // a separate `up` matrix multiplies the activated gate
   bool up_relu = false;        // dReLU
   // A neuron is exactly zero for many tokens, so that skipping it loses nothing.
-  bool sparse() const { return act != Activation::silu && act != Activation::gelu && act != Activation::gelu_tanh; }
+  bool sparse() const {
+    return act != Activation::silu && act != Activation::gelu && act != Activation::gelu_tanh &&
+           act != Activation::clamped_silu;
+  }
 };
 
 // The activation's name as written in `hearth.ffn.activation`, or what a user may give to override it:
-// relu, fat_relu, relu2, silu, gelu, gelu_tanh, drelu. Throws Error for another name.
+// relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu, drelu. Throws Error for another name.
 struct ActivationName {
   Activation act;
   bool up_relu;
@@ -48,7 +52,8 @@ struct LayerAttention {
 struct Config {
   std::string arch;  // general.architecture
   std::string name;  // general.name, or the file's name
-  int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_vocab = 0;
+  int64_t n_layer = 0, n_embd = 0, n_vocab = 0;
+  int64_t n_ff = 0;  // of dense layers; where there are none, of an expert
   int64_t n_head = 0, n_head_kv = 0, head_dim = 0;
   int64_t n_ctx_train = 0;
   NormKind norm = NormKind::rms;
@@ -70,7 +75,8 @@ struct Config {
   bool parallel_block = false;   // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
   int64_t position_offset = 0;   // OPT: learned positions start at row 2
   bool post_norms = false;       // x += norm(half) for both halves of every layer
-  FfnDescription ffn;
+  FfnDescription ffn;  // of experts, too
+  ExpertsDescription experts;
 
   LayerAttention layer(int64_t l) const { return layers.empty() ? LayerAttention{} : layers[static_cast<size_t>(l)]; }
   // Positions that a token sees in a layer, of n that there are.

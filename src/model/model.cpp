@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/every_core.h"
 #include "model/architectures.h"
+#include "model/bind_experts.h"
 #include "model/predictors.h"
 
 namespace hearth::model {
@@ -37,12 +38,15 @@ class Binder {
     return has(name) ? matrix(name, rows, cols) : Matrix{};
   }
 
-  Vector vector(const std::string& name, int64_t n) {
-    const Matrix row = matrix(name, 1, n);
+  Vector vector(const std::string& name, int64_t n) { return flat_vector(name, 1, n); }
+  // The rows of a matrix of parameters one behind the other.
+  Vector flat_vector(const std::string& name, int64_t rows, int64_t cols) {
+    const Matrix row = matrix(name, rows, cols);
+    const int64_t n = rows * cols;
     const bool aligned = reinterpret_cast<uintptr_t>(row.data) % alignof(float) == 0;
     if (row.type == DType::f32 && aligned) return {static_cast<const float*>(row.data), n};
     std::vector<float> values(static_cast<size_t>(n));
-    traits(row.type).to_float(row.data, values.data(), n);
+    for (int64_t r = 0; r < rows; ++r) traits(row.type).to_float(row.row(r), values.data() + r * cols, cols);
     return own(std::move(values));
   }
   Vector optional_vector(const std::string& name, int64_t n) { return has(name) ? vector(name, n) : Vector{}; }
@@ -78,7 +82,7 @@ class Binder {
     }
     if (c.rope != RopeKind::none) w.inv_freq = own(rope_frequencies());
     w.layers.resize(static_cast<size_t>(c.n_layer));
-    for (int64_t l = 0; l < c.n_layer; ++l) bind_layer(fmt::format("blk.{}.", l), w.layers[static_cast<size_t>(l)]);
+    for (int64_t l = 0; l < c.n_layer; ++l) bind_layer(l, w.layers[static_cast<size_t>(l)]);
   }
 
  private:
@@ -125,9 +129,14 @@ class Binder {
     return all;
   }
 
-  void bind_layer(const std::string& p, LayerWeights& l) {
+  void bind_layer(int64_t layer, LayerWeights& l) {
+    const std::string p = fmt::format("blk.{}.", layer);
     bind_attention(p, l);
-    bind_ffn(p, l);
+    if (m_.config_.experts.in_layer(layer)) {
+      ExpertBinder(*this, file_, m_.config_, p).bind(l);
+    } else {
+      bind_ffn(p, l);
+    }
     bind_predictor(p, l.predictor);
     l.attn_norm = norm(p, arch_.attn_norm);
     l.attn_post_norm = norm(p, arch_.attn_post_norm), l.ffn_post_norm = norm(p, arch_.ffn_post_norm);
@@ -302,6 +311,7 @@ std::string Model::type_name() const {
     for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo, &l.ffn.gate, &l.ffn.up, &l.ffn.down, &l.ffn.down_t}) {
       if (*m) bytes[m->type] += m->bytes();
     }
+    for (const Expert& e : l.experts) bytes[e.ffn.gate.type] += e.bytes();
   }
   const auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
   return traits(most->first).name;

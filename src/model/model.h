@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/experts.h"
 #include "core/ops.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
@@ -44,9 +45,18 @@ struct LayerWeights {
   Norm attn_post_norm;    // of what the attention adds (Gemma, OLMo 2); attn_norm and ffn_norm may be absent then
   Norm ffn_norm;          // n_f: input of the FFN
   Norm ffn_post_norm;     // of what the FFN adds
-  FfnShard ffn;           // all n_ff neurons
+  FfnShard ffn;           // all n_ff neurons; empty where the layer has experts
   Vector ffn_down_bias;   // [n_embd]
   LayerPredictor predictor;
+  Router router;                // empty: the layer is dense
+  std::vector<Expert> experts;  // by id, the shared one last
+  // The FFN, or the first expert that is there: their types are alike.
+  const FfnShard& some_ffn() const {
+    for (const Expert& e : experts) {
+      if (e) return e.ffn;
+    }
+    return ffn;
+  }
 };
 
 // The tensors of a model in one address space: the file's mapping, or a device's memory after engine::place().
@@ -71,6 +81,10 @@ struct Weights {
       f(l.ffn.gate), f(l.ffn.up), f(l.ffn.down_t), f(l.ffn.down), f(l.ffn.gate_bias), f(l.ffn.up_bias),
           f(l.ffn_down_bias);
       l.predictor.for_each(f);
+      f(l.router.w), f(l.router.bias), f(l.router.correction), f(l.router.shared_gate);
+      for (Expert& e : l.experts) {
+        f(e.ffn.gate), f(e.ffn.up), f(e.ffn.down), f(e.ffn.gate_bias), f(e.ffn.up_bias), f(e.down_bias);
+      }
     }
   }
   // Calls f on every matrix that there is.

@@ -41,6 +41,10 @@ double activate(const FfnShape& s, double z) {
       return 0.5 * z * (1 + std::erf(z / std::sqrt(2.0)));
     case Activation::gelu_tanh:
       return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+    case Activation::clamped_silu: {
+      const double x = std::min<double>(z, s.act_threshold);
+      return x / (1 + std::exp(-kClampedSiluAlpha * x));
+    }
   }
   return 0;
 }

@@ -1,6 +1,8 @@
 // Every checkpoint of the zoo against the results that the reference implementation recorded.
 #include <gtest/gtest.h>
 
+#include "core/experts.h"
+#include "core/forwarding_device.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
 #include "support/greedy.h"
@@ -62,7 +64,46 @@ TEST_P(Goldens, LogitsAndGreedyContinuationsAreTheRecordedOnes) {
   }
 }
 
+// What a device's router chose, by layer: [layer][token].
+class RecordsChoices final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
+    ForwardingDevice::route(router, in, T, choice);
+    std::vector<std::vector<int32_t>>& layer = chosen.emplace_back();
+    for (int64_t t = 0; t < T; ++t) {  // without the shared expert
+      const int32_t* const ids = choice.ids + t * choice.n_named;
+      layer.emplace_back(ids, ids + router.routing.n_used);
+    }
+  }
+  std::vector<std::vector<std::vector<int32_t>>> chosen;
+};
+
+class MixtureGoldens : public Goldens {};
+
+TEST_P(MixtureGoldens, ChosenExpertsAreTheRecordedOnes) {
+  for (const auto& d : devices_) {
+    SCOPED_TRACE(d->name());
+    RecordsChoices device(*d);
+    engine::Engine e(*model_, device, {});
+    for (const test::Golden& g : goldens_.cases) {
+      auto recorded = g.experts;
+      std::erase_if(recorded, [](const auto& layer) { return layer.empty(); });
+      ASSERT_FALSE(recorded.empty());
+      device.chosen.clear();
+      engine::Sequence text = e.sequence();
+      e.eval(text, g.ids);
+      EXPECT_EQ(device.chosen, recorded) << g.prompt;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Zoo, Goldens, testing::ValuesIn(test::zoo()), [](const auto& p) { return p.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Mixtures, MixtureGoldens, testing::ValuesIn(test::mixtures()),
+                         [](const auto& p) { return p.param.name; });
+INSTANTIATE_TEST_SUITE_P(Mixtures, Goldens, testing::ValuesIn(test::mixtures()),
+                         [](const auto& p) { return p.param.name; });
 
 }  // namespace
 }  // namespace hearth

@@ -93,7 +93,7 @@ TEST_F(PlanFile, RefusesWhatIsNoPlan) {
   nlohmann::json old = good;
   old["version"] = 2, old["layers"][0]["gpu_gates"] = {5};
   EXPECT_EQ(message_of([&] { parse_placement(old.dump(), "p.json"); }),
-            "'p.json' is a plan of version 2, this hearth reads version 3; plan again");
+            "'p.json' is a plan of version 2, this hearth reads version 4; plan again");
   refused([](auto& j) { j["layers"][0]["look_ahead"] = 1; });
   refused([](auto& j) { j["format"] = "other"; });
   refused([](auto& j) { j["output"] = "tpu"; });

@@ -21,6 +21,8 @@ struct Golden {
   std::vector<int32_t> greedy_ids;  // continuation
   double min_greedy_margin = 0;     // smallest gap between the best two logits on the way; 0 = not recorded
   std::string text;                 // prompt and continuation, or empty
+  // Of mixtures: the experts chosen [layer][position of the prompt]; no positions where a layer is dense.
+  std::vector<std::vector<std::vector<int32_t>>> experts;
 };
 
 struct Goldens {
@@ -43,6 +45,14 @@ inline Goldens read_goldens(const std::filesystem::path& directory) {
     c.greedy_ids = g.at("greedy_ids").get<std::vector<int32_t>>();
     c.min_greedy_margin = g.value("min_greedy_margin", 0.0);
     c.text = g.value("text", "");
+    for (const auto& layer : g.value("experts", nlohmann::json::array())) {
+      c.experts.emplace_back();
+      if (layer.is_null()) continue;
+      for (const auto& position : layer) {
+        c.experts.back().push_back(position.get<std::vector<int32_t>>());
+        std::sort(c.experts.back().back().begin(), c.experts.back().back().end());
+      }
+    }
     goldens.cases.push_back(std::move(c));
   }
   return goldens;

@@ -268,6 +268,10 @@ class NoisyDevice : public cpu::HostDevice {
         return 0.5f * z * (1 + std::erf(z * 0.70710678f));
       case Activation::gelu_tanh:
         return 0.5f * z * (1 + std::tanh(0.79788456f * (z + 0.044715f * z * z * z)));
+      case Activation::clamped_silu: {
+        const float x = std::min(z, s.act_threshold);
+        return x / (1 + std::exp(-kClampedSiluAlpha * x));
+      }
     }
     return 0;
   }
@@ -283,6 +287,7 @@ class NoisyDevice : public cpu::HostDevice {
     for (size_t i = 0; i < size; ++i) {
       gate[i] = activate(s, gate[i]);
       if (!keep(static_cast<int64_t>(i) / s.n(), gate[i])) gate[i] = 0;
+      if (s.act == Activation::clamped_silu) up[i] = std::clamp(up[i], -s.act_threshold, s.act_threshold) + 1;
       if (s.up) gate[i] *= s.up_relu ? std::max(up[i], 0.0f) : up[i];
     }
     edit_values(gate.data(), T, s.n());

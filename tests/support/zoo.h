@@ -55,6 +55,16 @@ inline std::vector<ZooModel> zoo() {
   return models;
 }
 
+// Mixtures of experts of the shared material.
+inline std::vector<ZooModel> mixtures() {
+  std::vector<ZooModel> models;
+  for (const char* name : {"mixtral-silu", "qwen2moe", "qwen3moe", "olmoe", "glm4moe"}) {
+    models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo2-hf" / name});
+  }
+  for (ZooModel& m : models) std::replace(m.name.begin(), m.name.end(), '-', '_');
+  return models;
+}
+
 // Not a checkpoint: a random llama whose rows hold whole super-blocks of 256, with the down projection transposed;
 // "mixed": that and attn_v in Q6_K, as the usual mixes have them.
 inline std::vector<ZooModel> wide_models() {

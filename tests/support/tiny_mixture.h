@@ -1,0 +1,126 @@
+#pragma once
+// Writes a small mixture of experts with random weights, in any of the forms that files have, and with mistakes.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "gguf/gguf.h"
+#include "support/random.h"
+
+namespace hearth::test {
+
+struct TinyMixtureOptions {
+  enum class Form { stacked, merged, one_tensor_each };
+  Form form = Form::stacked;
+  std::string arch = "qwen3moe";
+  DType type = DType::f32;
+  int64_t n_layer = 3, n_embd = 64, n_ff = 32, n_expert = 6, n_used = 2, n_head = 4, n_head_kv = 2, n_vocab = 64;
+  int64_t n_ff_shared = 0;     // with a sigmoid gate
+  int64_t n_dense_layers = 0;  // with feed_forward_length 96
+  uint32_t seed = 1;
+  std::set<std::string> without;         // keys (less the architecture) and tensors that are left out
+  std::map<std::string, int64_t> other;  // keys (less the architecture) with other values, or more keys
+};
+
+inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& path, const TinyMixtureOptions& o = {}) {
+  using Kind = TinyMixtureOptions::Form;
+  gguf::Writer w(path);
+  w.set("general.architecture", o.arch);
+  const auto set = [&](const std::string& key, int64_t value) {
+    if (o.without.contains(key) || o.other.contains(key)) return;
+    w.set(o.arch + "." + key, static_cast<uint32_t>(value));
+  };
+  set("block_count", o.n_layer), set("context_length", 64), set("embedding_length", o.n_embd);
+  set("attention.head_count", o.n_head), set("attention.head_count_kv", o.n_head_kv);
+  set("expert_count", o.n_expert), set("expert_used_count", o.n_used), set("expert_feed_forward_length", o.n_ff);
+  if (o.n_dense_layers > 0) set("leading_dense_block_count", o.n_dense_layers), set("feed_forward_length", 96);
+  for (const auto& [key, value] : o.other) w.set(o.arch + "." + key, static_cast<uint32_t>(value));
+  w.set(o.arch + ".attention.layer_norm_rms_epsilon", 1e-6f);
+
+  struct Tensor {
+    size_t index;
+    DType type;
+    std::vector<float> values;
+    int64_t cols;
+  };
+  std::vector<Tensor> tensors;
+  std::mt19937 rng(o.seed);
+  const auto random = [&](int64_t rows, int64_t cols) {
+    return random_normal(rng, static_cast<size_t>(rows * cols), 1.5f / std::sqrt(static_cast<float>(cols)));
+  };
+  const auto add = [&](const std::string& name, DType type, std::vector<int64_t> ne, std::vector<float> values) {
+    if (o.without.contains(name)) return;
+    const int64_t cols = ne[0];
+    tensors.push_back({w.add_tensor(name, type, std::move(ne)), type, std::move(values), cols});
+  };
+  const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols) {
+    add(name, o.type, {cols, rows}, random(rows, cols));
+  };
+  const auto norm = [&](const std::string& name, int64_t n) {
+    add(name, DType::f32, {n}, random_normal(rng, static_cast<size_t>(n), 0.1f, 1.0f));
+  };
+  const auto experts = [&](const std::string& p, const char* name, int64_t rows, int64_t cols,
+                           const std::vector<float>& values) {
+    if (o.form != Kind::one_tensor_each) {
+      return add(p + name + "_exps.weight", o.type, {cols, rows, o.n_expert}, values);
+    }
+    for (int64_t e = 0; e < o.n_expert; ++e) {
+      add(fmt::format("{}{}.{}.weight", p, name, e), o.type, {cols, rows},
+          {values.begin() + e * rows * cols, values.begin() + (e + 1) * rows * cols});
+    }
+  };
+  const int64_t head = o.n_embd / o.n_head, n_kv = head * o.n_head_kv;
+  matrix("token_embd.weight", o.n_vocab, o.n_embd);
+  norm("output_norm.weight", o.n_embd);
+  for (int64_t l = 0; l < o.n_layer; ++l) {
+    const std::string p = fmt::format("blk.{}.", l);
+    norm(p + "attn_norm.weight", o.n_embd), norm(p + "ffn_norm.weight", o.n_embd);
+    matrix(p + "attn_q.weight", o.n_embd, o.n_embd), matrix(p + "attn_k.weight", n_kv, o.n_embd);
+    matrix(p + "attn_v.weight", n_kv, o.n_embd), matrix(p + "attn_output.weight", o.n_embd, o.n_embd);
+    if (o.arch == "qwen3moe") norm(p + "attn_q_norm.weight", head), norm(p + "attn_k_norm.weight", head);
+    if (l < o.n_dense_layers) {
+      matrix(p + "ffn_gate.weight", 96, o.n_embd), matrix(p + "ffn_up.weight", 96, o.n_embd);
+      matrix(p + "ffn_down.weight", o.n_embd, 96);
+      continue;
+    }
+    std::vector<float> router = random(o.n_expert, o.n_embd);
+    for (float& x : router) x *= 2;  // decided
+    add(p + "ffn_gate_inp.weight", DType::f32, {o.n_embd, o.n_expert}, router);
+    const std::vector<float> gate = random(o.n_expert * o.n_ff, o.n_embd), up = random(o.n_expert * o.n_ff, o.n_embd);
+    if (o.form == Kind::merged) {
+      std::vector<float> both;
+      for (int64_t e = 0; e < o.n_expert; ++e) {
+        for (const auto* part : {&gate, &up}) {
+          both.insert(both.end(), part->begin() + e * o.n_ff * o.n_embd, part->begin() + (e + 1) * o.n_ff * o.n_embd);
+        }
+      }
+      experts(p, "ffn_gate_up", 2 * o.n_ff, o.n_embd, both);
+    } else {
+      experts(p, "ffn_gate", o.n_ff, o.n_embd, gate), experts(p, "ffn_up", o.n_ff, o.n_embd, up);
+    }
+    experts(p, "ffn_down", o.n_embd, o.n_ff, random(o.n_expert * o.n_embd, o.n_ff));
+    if (o.n_ff_shared == 0) continue;
+    matrix(p + "ffn_gate_shexp.weight", o.n_ff_shared, o.n_embd);
+    matrix(p + "ffn_up_shexp.weight", o.n_ff_shared, o.n_embd);
+    matrix(p + "ffn_down_shexp.weight", o.n_embd, o.n_ff_shared);
+    add(p + "ffn_gate_inp_shexp.weight", DType::f32, {o.n_embd}, random(1, o.n_embd));
+  }
+  w.begin();
+  for (const Tensor& t : tensors) {
+    std::vector<std::byte> bytes(t.values.size() / static_cast<size_t>(t.cols) * row_bytes(t.type, t.cols));
+    traits(t.type).from_float(t.values.data(), bytes.data(), static_cast<int64_t>(t.values.size()));
+    w.write(t.index, 0, bytes);
+  }
+  w.finish();
+  return path;
+}
+
+}  // namespace hearth::test
