@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <memory>
 #include <random>
-#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -317,9 +316,12 @@ class RandomSequences : public Sequences, public testing::WithParamInterface<Run
 
   // Appends to one text or several, mostly a token each. Where the pool or a context is full, nothing may change.
   void append(Engine& e) {
-    std::set<Text*> chosen;
+    std::vector<Text*> chosen;  // in the order of the draws: that of addresses differs from run to run
     const int64_t n_texts = random_int(rng_, 0, 2) == 0 ? random_int(rng_, 2, 12) : 1;
-    for (int64_t i = 0; i < n_texts; ++i) chosen.insert(&any());
+    for (int64_t i = 0; i < n_texts; ++i) {
+      Text* const t = &any();
+      if (std::find(chosen.begin(), chosen.end(), t) == chosen.end()) chosen.push_back(t);
+    }
     std::vector<std::pair<Text*, std::vector<int32_t>>> parts;
     int64_t T = 0;
     for (Text* t : chosen) {
