@@ -90,9 +90,7 @@ void create(const Api& api, const httplib::Request& request, httplib::Response& 
   const int64_t n_prompt = std::ssize(task.prompt);
   const std::string id = new_id("msg_");
   const bool stream = f.boolean("stream", false);
-  std::vector<Task> tasks;
-  tasks.push_back(std::move(task));
-  std::vector<JobPtr> jobs = submit_all(api.scheduler, std::move(tasks));
+  std::vector<JobPtr> jobs = submit(api.scheduler, std::move(task));
   if (stream) {
     return respond_stream(response, "text/event-stream", std::move(jobs),
                           std::make_unique<MessagesStream>(id, api.model.id, n_prompt));

@@ -140,6 +140,23 @@ Task Api::task(const Fields& f, const char* n_predict) const {
   return t;
 }
 
+std::vector<int32_t> Api::prompt(const Json& given, const char* expected) const {
+  const auto refuse = [&] { bad_request(fmt::format("'prompt' must be {}", expected), "prompt"); };
+  std::vector<int32_t> ids;
+  if (given.is_string()) {
+    ids = tokenizer.encode(given.get<std::string>());
+  } else {
+    if (!given.is_array()) refuse();
+    for (const Json& id : given) {
+      if (!id.is_number_integer()) refuse();
+      const auto value = id.get<int64_t>();
+      ids.push_back(value < 0 || value > INT32_MAX ? -1 : static_cast<int32_t>(value));
+    }
+  }
+  if (ids.empty() && tokenizer.bos()) ids.push_back(*tokenizer.bos());
+  return ids;
+}
+
 std::string text_of_content(const Json& content) {
   if (content.is_null()) return {};
   if (content.is_string()) return content.get<std::string>();

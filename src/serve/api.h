@@ -73,6 +73,8 @@ struct Api {
   void check_model(const Fields& f) const;
   // Sampling and stop fields that the protocols have in common. `n_predict`: the field for the tokens at most.
   Task task(const Fields& f, const char* n_predict) const;
+  // A text or token ids; with nothing in it, the token that begins texts. `expected`: what 400 says it must be.
+  std::vector<int32_t> prompt(const Json& given, const char* expected) const;
   // Messages as a chat template wants them: contents as plain text. 501 for what is no text.
   Json messages(const Json& given) const;
   std::string chat_text(const Json& messages, const Json& extra = Json::object()) const;
@@ -110,6 +112,7 @@ std::string server_sent(const std::string& event, const Json& data);  // "event:
 
 // Submits the tasks; all of them or none.
 std::vector<JobPtr> submit_all(Scheduler& scheduler, std::vector<Task> tasks);
+std::vector<JobPtr> submit(Scheduler& scheduler, Task task);
 // Answers when the texts are done, or as they come. A client that goes away cancels them.
 void respond(httplib::Response& response, std::vector<JobPtr> jobs,
              std::function<Json(const std::vector<Answer>&)> make);

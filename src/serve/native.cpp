@@ -81,21 +81,10 @@ void completion(const Api& api, const httplib::Request& request, httplib::Respon
   Task task = api.task(f, f.find("n_predict") != nullptr ? "n_predict" : "max_tokens");
   const Json* prompt = f.find("prompt");
   if (prompt == nullptr) bad_request("'prompt' is missing", "prompt");
-  if (prompt->is_string()) {
-    task.prompt = api.tokenizer.encode(prompt->get<std::string>());
-  } else {
-    for (const Json& id : prompt->is_array() ? *prompt : Json::array({nullptr})) {
-      if (!id.is_number_integer()) bad_request("'prompt' must be a text or a list of token ids", "prompt");
-      const auto value = id.get<int64_t>();
-      task.prompt.push_back(value < 0 || value > INT32_MAX ? -1 : static_cast<int32_t>(value));
-    }
-  }
-  if (task.prompt.empty() && api.tokenizer.bos()) task.prompt.push_back(*api.tokenizer.bos());
+  task.prompt = api.prompt(*prompt, "a text or a list of token ids");
   if (const int64_t n = f.integer("n_probs", 0); n > 0) task.n_top = static_cast<int>(std::min<int64_t>(n, 100));
   const bool stream = f.boolean("stream", false);
-  std::vector<Task> tasks;
-  tasks.push_back(std::move(task));
-  std::vector<JobPtr> jobs = submit_all(api.scheduler, std::move(tasks));
+  std::vector<JobPtr> jobs = submit(api.scheduler, std::move(task));
   if (stream) {
     return respond_stream(response, "text/event-stream", std::move(jobs),
                           std::make_unique<CompletionStream>(api.tokenizer, api.model.id));

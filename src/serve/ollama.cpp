@@ -60,9 +60,7 @@ Task task_of(const Api& api, const Fields& f) {
 
 void answer(const Api& api, const Fields& f, bool chat, Task task, httplib::Response& response) {
   const bool stream = f.boolean("stream", true);
-  std::vector<Task> tasks;
-  tasks.push_back(std::move(task));
-  std::vector<JobPtr> jobs = submit_all(api.scheduler, std::move(tasks));
+  std::vector<JobPtr> jobs = submit(api.scheduler, std::move(task));
   const std::string model = api.model.id;
   if (stream) {
     return respond_stream(response, "application/x-ndjson", std::move(jobs), std::make_unique<LineStream>(model, chat));

@@ -199,27 +199,7 @@ void chat_completions(const Api& api, const httplib::Request& request, httplib::
 
 // A text, token ids, or a list of either.
 std::vector<std::vector<int32_t>> prompts_of(const Api& api, const Json& prompt) {
-  const auto ids_of = [](const Json& list) {
-    std::vector<int32_t> ids;
-    for (const Json& id : list) {
-      if (!id.is_number_integer()) bad_request("'prompt' must be a text, token ids, or a list of them", "prompt");
-      const auto value = id.get<int64_t>();
-      ids.push_back(value < 0 || value > INT32_MAX ? -1 : static_cast<int32_t>(value));
-    }
-    return ids;
-  };
-  const auto one = [&](const Json& p) {
-    std::vector<int32_t> ids;
-    if (p.is_string()) {
-      ids = api.tokenizer.encode(p.get<std::string>());
-    } else if (p.is_array()) {
-      ids = ids_of(p);
-    } else {
-      bad_request("'prompt' must be a text, token ids, or a list of them", "prompt");
-    }
-    if (ids.empty() && api.tokenizer.bos()) ids.push_back(*api.tokenizer.bos());
-    return ids;
-  };
+  const auto one = [&](const Json& p) { return api.prompt(p, "a text, token ids, or a list of them"); };
   if (!prompt.is_array() || prompt.empty() || prompt[0].is_number()) return {one(prompt)};
   if (static_cast<int64_t>(prompt.size()) > kMostChoices)
     bad_request("a request may have at most 16 prompts", "prompt");

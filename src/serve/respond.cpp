@@ -53,6 +53,10 @@ std::vector<JobPtr> submit_all(Scheduler& scheduler, std::vector<Task> tasks) {
   return jobs;
 }
 
+std::vector<JobPtr> submit(Scheduler& scheduler, Task task) {
+  return {scheduler.submit(std::move(task))};
+}
+
 void respond_json(httplib::Response& response, const Json& json, int status) {
   response.status = status;
   response.set_content(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n", "application/json");

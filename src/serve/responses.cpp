@@ -143,9 +143,7 @@ void responses(const Api& api, const httplib::Request& request, httplib::Respons
     ask.echoed[name] = body.contains(name) ? body[name] : Json();
   }
   const bool stream = f.boolean("stream", false);
-  std::vector<Task> tasks;
-  tasks.push_back(std::move(task));
-  std::vector<JobPtr> jobs = submit_all(api.scheduler, std::move(tasks));
+  std::vector<JobPtr> jobs = submit(api.scheduler, std::move(task));
   if (stream)
     return respond_stream(response, "text/event-stream", std::move(jobs), std::make_unique<ResponsesStream>(ask));
   respond(response, std::move(jobs),
