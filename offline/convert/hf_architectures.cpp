@@ -17,14 +17,13 @@ constexpr HfArchitecture kArchitectures[] = {
     {.hf_name = "Qwen3ForCausalLM", .arch = "qwen3", .qk_norm = QkNorm::by_head, .head_dim = 128},
     {.hf_name = "Phi3ForCausalLM", .arch = "phi3", .fused = true},
     {.hf_name = "Olmo2ForCausalLM", .arch = "olmo2", .qk_norm = QkNorm::all_heads, .norms = Norms::after},
-    {.hf_name = "MixtralForCausalLM", .arch = "llama", .permute_rope = true, .mixture = true},
-    {.hf_name = "Qwen2MoeForCausalLM", .arch = "qwen2moe", .qkv_bias = true, .mixture = true},
-    {.hf_name = "Qwen3MoeForCausalLM", .arch = "qwen3moe", .mixture = true, .qk_norm = QkNorm::by_head},
-    {.hf_name = "OlmoeForCausalLM", .arch = "olmoe", .mixture = true, .qk_norm = QkNorm::all_heads},
+    {.hf_name = "MixtralForCausalLM", .arch = "llama", .permute_rope = true},
+    {.hf_name = "Qwen2MoeForCausalLM", .arch = "qwen2moe", .qkv_bias = true},
+    {.hf_name = "Qwen3MoeForCausalLM", .arch = "qwen3moe", .qk_norm = QkNorm::by_head},
+    {.hf_name = "OlmoeForCausalLM", .arch = "olmoe", .qk_norm = QkNorm::all_heads},
     {.hf_name = "Glm4MoeForCausalLM",
      .arch = "glm4moe",
      .only_qkv_bias = true,
-     .mixture = true,
      .qk_norm = QkNorm::by_head,
      .qk_norm_key = "use_qk_norm",
      .norms = Norms::between,
@@ -32,7 +31,7 @@ constexpr HfArchitecture kArchitectures[] = {
      .partial_rotary = 0.5},
     {.hf_name = "GptOssForCausalLM",
      .arch = "gpt-oss",
-     .mixture = true,
+     .refused = true,
      .sinks = true,
      .norms = Norms::between,
      .head_dim = 64,
@@ -80,7 +79,7 @@ constexpr HfArchitecture kArchitectures[] = {
 std::string supported_architectures() {
   std::string names;
   for (const HfArchitecture& a : kArchitectures) {
-    if (!a.mixture) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
+    if (!a.refused) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
   }
   return names;
 }
