@@ -1,5 +1,5 @@
-// What simd_avx2.h and simd_avx512.h share for the formats of body_formats.h. Part of both, inside their namespace, after
-// Four.
+// Operations that simd_avx2.h and simd_avx512.h share for the formats of body_formats.h. Both include this file inside
+// their namespace, after Four.
 using Bytes32 = uint16_t __attribute__((vector_size(32)));
 using Words4 = uint32_t __attribute__((vector_size(16)));
 HEARTH_SIMD Bytes32 load_nibbles(const uint8_t* p) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ float capped(const AttentionArgs& a, float score) {
   const float cap = a.soft_cap * kLog2E;
   return cap > 0.0f ? cap * tanhf(score / cap) : score;
 }
-// What a head's sink adds to the sum of a softmax relative to `top`.
+// A head's sink adds this to the sum of a softmax relative to `top`.
 __device__ __forceinline__ float sink_share(const AttentionArgs& a, int64_t head, float top) {
   return a.sinks.data != nullptr ? exp2f(a.sinks.data[head] * kLog2E - top) : 0.0f;
 }

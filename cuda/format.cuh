@@ -87,7 +87,7 @@ __device__ __forceinline__ void unpack_codes(const Chunk& w, unsigned (&out)[8])
   }
 }
 
-// What makes weights of a chunk's codes: w = s * q - m, for each group of weights that shares them.
+// A chunk's weights are w = s * q - m; each group of its weights shares s and m.
 template <DType D>
 struct ChunkScales {
   static constexpr PackedFormat kFormat = packed_format(D);

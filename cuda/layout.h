@@ -18,7 +18,7 @@ constexpr size_t aligned(size_t bytes) {
 inline int64_t device_row_bytes(DType type, int64_t cols) {
   return is_packed(type) ? packed_row(packed_format(type), cols).stride : static_cast<int64_t>(row_bytes(type, cols));
 }
-// What adopt() takes. Throws Error for a type that GPUs have no kernels for.
+// Bytes that adopt() takes. Throws Error for a type that GPUs have no kernels for.
 inline size_t adopted_bytes(DType type, int64_t rows, int64_t cols) {
   if (is_quantized(type) && !is_packed(type)) {
     fail("the GPU has no kernels for weights of type {}; run on the CPU (--device cpu), or convert the file with "

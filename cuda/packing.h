@@ -46,26 +46,7 @@ struct PackedFormat {
   }
 };
 
-constexpr bool is_packed(DType type) {
-  switch (type) {
-    case DType::q8_0:
-    case DType::q4_0:
-    case DType::q4_1:
-    case DType::q5_0:
-    case DType::q5_1:
-    case DType::q2_k:
-    case DType::q3_k:
-    case DType::q4_k:
-    case DType::q5_k:
-    case DType::q6_k:
-    case DType::iq4_nl:
-    case DType::iq4_xs:
-    case DType::mxfp4:
-      return true;
-    default:
-      return false;
-  }
-}
+// No bits for types that are not packed.
 constexpr PackedFormat packed_format(DType type) {
   switch (type) {
     case DType::q8_0:
@@ -97,6 +78,10 @@ constexpr PackedFormat packed_format(DType type) {
     default:
       return {};
   }
+}
+
+constexpr bool is_packed(DType type) {
+  return packed_format(type).low_bits > 0;
 }
 
 // Byte offsets of a packed row's fields behind its low bits, and bytes from row to row.

@@ -174,7 +174,7 @@ void register_serve(CLI::App& app) {
   add_sampling_options(*sub, o->server.sampler);
   add_model_options(*sub, o->model);
   sub->footer(
-      "What a request does not say about sampling is as the flags say. Ctrl-C or SIGTERM ends the server once what "
+      "The flags say what a request leaves open about sampling. Ctrl-C or SIGTERM ends the server once what "
       "runs is done.\n"
       "Example: hearth serve -m models/hearth-demo.gguf --chat-template chatml --parallel 8");
   sub->callback([o] { serve_model(*o); });

@@ -190,8 +190,7 @@ class Splitter {
     }
     const bool routes = out.facts[layer].main_routes;
     adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
-    to_main.ffn_norm = {adopt(main_, from.ffn_norm.weight), adopt(main_, from.ffn_norm.bias)};
-    to_host.ffn_norm = {adopt(host_, from.ffn_norm.weight), adopt(host_, from.ffn_norm.bias)};
+    to_main.ffn_norm = adopt(main_, from.ffn_norm), to_host.ffn_norm = adopt(host_, from.ffn_norm);
     main_.synchronize();
   }
 
