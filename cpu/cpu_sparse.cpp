@@ -40,7 +40,8 @@ void CpuDevice::consecutive_gates(const FfnShard& s, Act in, int64_t T, int64_t 
   }
   for (int64_t r = 0; r < n; r += kPanelRows) {
     k_.panel_dot[index(s.gate.type)](panel_of(s.gate, begin + r), s.gate.cols, x, x_stride, T, z + r, z_stride,
-                                     static_cast<int>(std::min(kPanelRows, n - r)), false, true);
+                                     static_cast<int>(std::min(kPanelRows, n - r)), false,
+                                     r + kPanelRows < n ? PanelIn::memory_with_next : PanelIn::memory);
   }
 }
 
