@@ -50,6 +50,7 @@ struct LayerWeights {
   LayerPredictor predictor;
   Router router;                // empty: the layer is dense
   std::vector<Expert> experts;  // by id, the shared one last
+  const void* expert_table = nullptr;  // ExpertFfn::adopt_experts()
   // The FFN, or the first expert that is there: their types are alike.
   const FfnShard& some_ffn() const {
     for (const Expert& e : experts) {
