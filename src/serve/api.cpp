@@ -200,18 +200,19 @@ Json Api::messages(const Json& given) const {
   return all;
 }
 
+const text::ChatTemplate& Api::require_chat() const {
+  if (chat) return *chat;
+  bad_request(fmt::format(
+      "the model has no chat template; start the server with --chat-template ({}), or use /v1/completions",
+      text::ChatTemplate::names()));
+}
+
 std::string Api::chat_text(const Json& messages, const Json& extra) const {
-  if (!chat) {
-    bad_request(
-        fmt::format("the model has no chat template; start the server with --chat-template ({}), or use "
-                    "/v1/completions",
-                    text::ChatTemplate::names()));
-  }
-  return chat->apply(messages, {.add_generation_prompt = true, .extra = extra});
+  return require_chat().apply(messages, {.extra = extra});
 }
 
 std::vector<int32_t> Api::chat_prompt(const Json& messages, const Json& extra) const {
-  return text::encode_chat(tokenizer, chat_text(messages, extra));
+  return require_chat().encode(tokenizer, messages, {.extra = extra});
 }
 
 Json parse_body(const httplib::Request& request) {
