@@ -75,7 +75,11 @@ class Service {
     const int status = out.starts_with("HTTP/1.1 ") ? std::stoi(out.substr(9, 3)) : 0;
     HEARTH_CHECK(status == 200 || status == 400 || status == 404 || status == 501);
     if (status != 200) (void)serve::Json::parse(out.substr(out.find("\r\n\r\n") + 4)).at("error");
-    const serve::SchedulerStats stats = scheduler_.stats();
+    serve::SchedulerStats stats = scheduler_.stats();
+    for (int i = 0; i < 10'000 && (!stats.running.empty() || stats.n_waiting > 0); ++i) {  // cancelled ones end with a step
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      stats = scheduler_.stats();
+    }
     HEARTH_CHECK(stats.running.empty() && stats.n_waiting == 0);
     HEARTH_CHECK(stats.pages_free == stats.pages);  // a prompt is shorter than two pages, and none is kept
   }
