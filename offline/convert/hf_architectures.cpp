@@ -31,7 +31,7 @@ constexpr HfArchitecture kArchitectures[] = {
      .partial_rotary = 0.5},
     {.hf_name = "GptOssForCausalLM",
      .arch = "gpt-oss",
-     .refused = true,
+     .clamped_silu = true,
      .sinks = true,
      .norms = Norms::between,
      .head_dim = 64,
@@ -79,7 +79,7 @@ constexpr HfArchitecture kArchitectures[] = {
 std::string supported_architectures() {
   std::string names;
   for (const HfArchitecture& a : kArchitectures) {
-    if (!a.refused) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
+    names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
   }
   return names;
 }

@@ -19,7 +19,7 @@ struct HfArchitecture {
   bool qkv_bias = false;       // always there, whatever attention_bias says
   bool only_qkv_bias = false;  // attention_bias is of q, k and v, and not of the output
   bool drelu = false;          // the modelling code applies hidden_act to both factors
-  bool refused = false;        // its attention is described, its experts cannot be converted yet (hf_experts.cpp)
+  bool clamped_silu = false;   // its experts', whatever hidden_act says; clamped at swiglu_limit (gpt-oss)
   QkNorm qk_norm = QkNorm::none;
   const char* qk_norm_key = nullptr;  // says whether there are such norms
   bool sinks = false;

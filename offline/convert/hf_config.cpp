@@ -47,6 +47,16 @@ void read_activation(const Fields& f, const HfArchitecture& a, const char* key, 
       c.activation = "drelu";
     }
   }
+  if (a.clamped_silu) {
+    constexpr double kAlpha = 1.702;
+    refuse_if(c.activation != "silu" && c.activation != "clamped_silu", f, "gpt-oss with " + c.activation, "silu is");
+    refuse_if(f.number("swiglu_alpha").value_or(kAlpha) != kAlpha, f, "another swiglu_alpha", "1.702 is");
+    c.activation = "clamped_silu";
+    c.activation_threshold = static_cast<float>(f.number("swiglu_limit").value_or(7.0));
+    if (!(c.activation_threshold > 0)) {
+      fail("{}: swiglu_limit is {}, expected a positive number", f.where(), c.activation_threshold);
+    }
+  }
   if (c.activation == "drelu" && !c.gated) fail("{}: drelu needs a gated FFN, and {} has none", f.where(), a.hf_name);
   if (c.activation == "fat_relu") {
     c.activation_threshold =
@@ -171,10 +181,13 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
   const Fields f(config, where);
   const HfArchitecture& a = find_architecture(config, where);
   if (const auto quantization = f.object("quantization_config")) {
-    fail(
-        "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth quantize` "
-        "it",
-        where, quantization->text("quant_method").value_or("unknown method"));
+    const std::string method = quantization->text("quant_method").value_or("unknown method");
+    if (method != "mxfp4" || a.arch != "gpt-oss") {  // whose experts stay as they are
+      fail(
+          "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth "
+          "quantize` it",
+          where, method);
+    }
   }
   HfConfig c;
   c.hf_architecture = a.hf_name;
@@ -237,7 +250,9 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
   if (c.family == Family::falcon) writer.set(p + "tensor_data_layout", std::string("jploski"));
   write_attention(c, writer);
   writer.set("hearth.ffn.activation", c.activation);
-  if (c.activation == "fat_relu") writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
+  if (c.activation == "fat_relu" || c.activation == "clamped_silu") {
+    writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
+  }
 }
 
 }  // namespace hearth::convert

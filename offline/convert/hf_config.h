@@ -67,9 +67,10 @@ struct HfConfig {
   bool norms_less_one = false;      // their weights are stored less one
   bool falcon_single_norm = false;  // one norm feeds attention and FFN (Falcon2 11B)
 
-  // relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu (relu on both factors), as `hearth.ffn.activation` says it.
+  // relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu or drelu (relu on both factors), as
+  // `hearth.ffn.activation` says it.
   std::string activation;
-  float activation_threshold = 0.0f;  // fat_relu: z > threshold ? z : 0
+  float activation_threshold = 0.0f;  // fat_relu's, clamped_silu's (core/ops.h)
 
   HfExperts experts;  // empty: dense
 

@@ -78,7 +78,6 @@ HfExperts read_hf_experts(const Fields& f, std::string_view hf_architecture) {
       std::find_if(kMixtures.begin(), kMixtures.end(), [&](const Mixture& x) { return x.hf_name == hf_architecture; });
   if (m == kMixtures.end()) fail("{}: a mixture of experts is not supported in {}", f.where(), hf_architecture);
   e.style = m->style;
-  refuse_if(e.style == ExpertStyle::gpt_oss, f, "converting the experts of gpt-oss", "its GGUF files are");
   r.gating = m->gating;
   r.n_used = f.require_integer("num_experts_per_tok", 1, r.n_expert);
   r.normalize = m->norm_key ? f.flag("norm_topk_prob", m->normalize) : m->normalize;

@@ -253,6 +253,7 @@ class Mapper {
   // The experts of layer l; `hf` and `gguf` are its prefixes.
   void add_experts(const std::string& hf, const std::string& gguf) {
     const HfExperts& e = c_.experts;
+    if (e.style == ExpertStyle::gpt_oss) return add_gpt_oss(hf + "mlp.", gguf);
     const bool mixtral = e.style == ExpertStyle::mixtral;
     const std::string block = hf + (mixtral ? "block_sparse_moe." : "mlp.");
     add_matrix(block + "gate.weight", gguf + "ffn_gate_inp.weight", e.routing.n_expert, c_.n_embd).keep_f32 = true;
@@ -282,6 +283,36 @@ class Mapper {
     result_.push_back({gguf + "ffn_gate_inp_shexp.weight", &gate, 1, c_.n_embd, false, true, RowOrder::as_is, 0, {}});
   }
 
+  // `hf` and `gguf` are the prefixes of a layer's FFN.
+  void add_gpt_oss(const std::string& hf, const std::string& gguf) {
+    const int64_t n_expert = c_.experts.routing.n_expert, n_ff = c_.experts.n_ff, n_embd = c_.n_embd;
+    add_matrix(hf + "router.weight", gguf + "ffn_gate_inp.weight", n_expert, n_embd).keep_f32 = true;
+    add_vector(hf + "router.bias", gguf + "ffn_gate_inp.bias", n_expert);
+    // [rows][cols] of every expert are every step-th rows of a matrix of the checkpoint, from `first` on.
+    const auto add = [&](const std::string& name, const char* in_gguf, int64_t rows, int64_t cols, int64_t step,
+                         int64_t first) {
+      MappedTensor m{gguf + in_gguf + "_exps.weight", nullptr, n_expert * rows, cols};
+      const int64_t all = step * rows, n_blocks = cols / 32;
+      if (find(name + "_blocks") != nullptr) {
+        if (cols % 32 != 0) fail("tensor {}_blocks has blocks of 32, which rows of {} do not divide into", name, cols);
+        m.source = &require(name + "_blocks", {n_expert, all, n_blocks, 16}, "U8");
+        m.scales = &require(name + "_scales", {n_expert, all, n_blocks}, "U8");
+        m.strides = {.expert = all, .row = step, .first = first};
+      } else {
+        m.source = &require(name, {n_expert, cols, all});
+        m.strides = {.expert = cols * all, .row = step, .column = all, .first = first};
+      }
+      m.n_experts = n_expert;
+      result_.push_back(std::move(m));
+      MappedTensor bias{gguf + in_gguf + "_exps.bias", &require(name + "_bias", {n_expert, all}), n_expert, rows};
+      bias.keep_f32 = true, bias.strides = {.row = all, .column = step, .first = first};
+      result_.push_back(std::move(bias));
+    };
+    add(hf + "experts.gate_up_proj", "ffn_gate", n_ff, n_embd, 2, 0);
+    add(hf + "experts.gate_up_proj", "ffn_up", n_ff, n_embd, 2, 1);
+    add(hf + "experts.down_proj", "ffn_down", n_embd, n_ff, 1, 0);
+  }
+
   // What is left must be known to be unnecessary.
   void check_leftovers(const std::function<void(std::string_view)>& notice) const {
     size_t predictors = 0;
@@ -299,17 +330,20 @@ class Mapper {
   std::vector<MappedTensor> take() { return std::move(result_); }
 
  private:
-  static void check(const SafeTensor& t, const std::vector<int64_t>& expected) {
+  // `dtype`: of a tensor that holds no numbers; null: a type of numbers.
+  static void check(const SafeTensor& t, const std::vector<int64_t>& expected, const char* dtype = nullptr) {
     if (t.shape != expected) {
       fail("tensor {} has the shape {}, but config.json makes it {}", t.name, shown(Json(t.shape)),
            shown(Json(expected)));
     }
-    if (t.traits == nullptr) fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", t.name, t.dtype);
+    if (dtype != nullptr && t.dtype != dtype) fail("tensor {} has dtype {}, expected {}", t.name, t.dtype, dtype);
+    if (dtype == nullptr && t.traits == nullptr)
+      fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", t.name, t.dtype);
   }
-  const SafeTensor& require(const std::string& hf, const std::vector<int64_t>& shape) {
+  const SafeTensor& require(const std::string& hf, const std::vector<int64_t>& shape, const char* dtype = nullptr) {
     const SafeTensor* t = find(hf);
     if (t == nullptr) fail("tensor {} is missing from the checkpoint", hf);
-    check(*t, shape);
+    check(*t, shape, dtype);
     used_.insert(t->name);
     return *t;
   }

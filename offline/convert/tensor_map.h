@@ -3,6 +3,7 @@
 // their rows are re-ordered on the way.
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,12 @@ enum class RowOrder {
   falcon_qkv,
 };
 
+// Where an expert's matrices or vectors are within one tensor of all experts, counted in its elements; of MXFP4, which is
+// never transposed, in its rows: element [r][c] of expert e is at e * expert + r * row + c * column + first.
+struct Strides {
+  int64_t expert = 0, row = 0, column = 1, first = 0;
+};
+
 struct MappedTensor {
   std::string name;  // in GGUF
   const SafeTensor* source = nullptr;
@@ -32,11 +39,15 @@ struct MappedTensor {
   // each, in `each`; or all in `source`.
   int64_t n_experts = 0;
   std::vector<const SafeTensor*> each;
-  bool plus_one = false;  // the checkpoint has the values less one
+  bool plus_one = false;                // the checkpoint has the values less one
+  std::optional<Strides> strides = {};  // of the one tensor that has all experts, which are rows / n_experts rows each
+  // MXFP4, which stays as it is: `source` has the codes [..][cols / 32][16], the low one of a byte first; this one the
+  // exponents [..][cols / 32].
+  const SafeTensor* scales = nullptr;
 };
 
 // Every tensor the model needs, in file order: embeddings first, then layer by layer. Throws Error when one is missing,
-// has another shape than config.json says or a type that is not f32, f16 or bf16, or when the checkpoint has a tensor
+// has another shape than config.json says or a type that is not f32, f16 or bf16 (or MXFP4, of experts of gpt-oss), or when the checkpoint has a tensor
 // that the architecture does not know. `notice` hears of tensors that are left out on purpose.
 std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& checkpoint,
                                       const std::function<void(std::string_view)>& notice);
