@@ -36,7 +36,7 @@ class RowConverter {
         in_row_(tensor.scales != nullptr ? 0 : row_bytes(tensor.source->traits->type, tensor.cols)),
         out_row_(row_bytes(type, tensor.cols)),
         narrow_(type != DType::f32 && type != DType::bf16),
-        part_rows_(tensor.n_experts == 0 ? tensor.rows : tensor.rows / tensor.n_experts) {}
+        part_rows_(tensor.n_stacked == 0 ? tensor.rows : tensor.rows / tensor.n_stacked) {}
 
   // Rows [begin, end) of the result; valid until the next call.
   std::span<const std::byte> convert(int64_t begin, int64_t end) {
@@ -61,10 +61,10 @@ class RowConverter {
   }
 
  private:
-  // The first element of a row of the result, where the checkpoint has all experts in one tensor; of MXFP4 its row.
+  // The first element of a row of the result, where one tensor of the checkpoint has several matrices; of MXFP4 its row.
   size_t first_element(int64_t row) const {
     const Strides& s = *t_.strides;
-    return static_cast<size_t>(row / part_rows_ * s.expert + row % part_rows_ * s.row + s.first);
+    return static_cast<size_t>(row / part_rows_ * s.matrix + row % part_rows_ * s.row + s.first);
   }
 
   // The codes of MXFP4, neighbours in a byte, with the exponent before them and as ggml orders them: the first half of
@@ -170,7 +170,7 @@ class Conversion {
 
   static std::vector<int64_t> shape_of(const MappedTensor& t) {
     if (t.vector) return {t.rows};
-    return t.n_experts > 0 ? std::vector{t.cols, t.rows / t.n_experts, t.n_experts} : std::vector{t.cols, t.rows};
+    return t.n_stacked > 0 ? std::vector{t.cols, t.rows / t.n_stacked, t.n_stacked} : std::vector{t.cols, t.rows};
   }
 
   void add(const MappedTensor& t) {

@@ -22,10 +22,10 @@ enum class RowOrder {
   falcon_qkv,
 };
 
-// Where an expert's matrices or vectors are within one tensor of all experts, counted in its elements; of MXFP4, which is
-// never transposed, in its rows: element [r][c] of expert e is at e * expert + r * row + c * column + first.
+// Where matrices of one kind, of experts or of heads, are within one tensor, counted in its elements; of MXFP4, which is
+// never transposed, in its rows: element [r][c] of matrix m is at m * matrix + r * row + c * column + first.
 struct Strides {
-  int64_t expert = 0, row = 0, column = 1, first = 0;
+  int64_t matrix = 0, row = 0, column = 1, first = 0;
 };
 
 struct MappedTensor {
@@ -35,12 +35,12 @@ struct MappedTensor {
   bool vector = false;
   bool keep_f32 = false;  // positions, as in llama.cpp
   RowOrder order = RowOrder::as_is;
-  // Of experts: how many there are, each with rows / n_experts rows of the result, and where they come from: a tensor
-  // each, in `each`; or all in `source`.
-  int64_t n_experts = 0;
+  // Of matrices that are stacked in three dimensions, of experts or of heads: how many there are, each with
+  // rows / n_stacked rows of the result, and where they come from: a tensor each, in `each`; or all in `source`.
+  int64_t n_stacked = 0;
   std::vector<const SafeTensor*> each;
   bool plus_one = false;                // the checkpoint has the values less one
-  std::optional<Strides> strides = {};  // of the one tensor that has all experts, which are rows / n_experts rows each
+  std::optional<Strides> strides = {};  // where `source` has them, if not one row behind the other
   // MXFP4, which stays as it is: `source` has the codes [..][cols / 32][16], the low one of a byte first; this one the
   // exponents [..][cols / 32].
   const SafeTensor* scales = nullptr;
