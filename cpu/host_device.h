@@ -82,11 +82,11 @@ class HostDevice : public Device,
     if (r.shared_gate) matmul({&gate, 1}, in, T);
     for (int64_t t = 0; t < T; ++t) choose(r, logits.data(), r.shared_gate ? shared.data() : nullptr, t, choice);
   }
-  void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& input, int64_t T,
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T,
                    float* y) override {
     const Act in = rows_of(input, T);
     for (int64_t i = 0; i < T * choice.n_named; ++i) {
-      const Expert& e = experts[static_cast<size_t>(choice.ids[i])];
+      const Expert& e = set.experts[static_cast<size_t>(choice.ids[i])];
       if (!e) continue;
       const int64_t t = i / choice.n_named, n_embd = e.ffn.gate.cols;
       const Act row{in.x + t * n_embd, in.q8 != nullptr

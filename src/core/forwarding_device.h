@@ -79,9 +79,10 @@ class ForwardingDevice : public Device,
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
     inner_.expert_ffn()->route(router, in, T, choice);
   }
-  void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& in, int64_t T,
+  const void* adopt_experts(const ExpertSet& set) override { return inner_.expert_ffn()->adopt_experts(set); }
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
                    float* y) override {
-    inner_.expert_ffn()->ffn_experts(experts, choice, in, T, y);
+    inner_.expert_ffn()->ffn_experts(set, choice, in, T, y);
   }
 
   void head_products(const HeadProducts& products, int64_t T) override {

@@ -159,7 +159,8 @@ void Forward::route(int64_t l, Reads reads, const float* x) const {
 }
 
 void Forward::ffn_experts(int64_t l, const ExpertChoice& choice, const Input& in, float* y) const {
-  c_.device.expert_ffn()->ffn_experts(layer(l).experts, choice, in, shape_.T, y);
+  const LayerWeights& w = layer(l);
+  c_.device.expert_ffn()->ffn_experts({w.experts, w.router.shared, w.expert_table}, choice, in, shape_.T, y);
 }
 
 NextNorm Forward::next_ffn(int64_t l, bool predicts) const {

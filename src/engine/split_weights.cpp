@@ -191,6 +191,9 @@ class Splitter {
       const Expert& e = from.experts[id];
       (is_hot ? to_main : to_host).experts[id] = {adopt_shard(device, e.ffn), adopt(device, e.down_bias)};
     }
+    if (!hot.empty()) {
+      to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
+    }
     const bool routes = out.facts[layer].main_routes;
     adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
     to_main.ffn_norm = adopt(main_, from.ffn_norm), to_host.ffn_norm = adopt(host_, from.ffn_norm);

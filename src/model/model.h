@@ -62,6 +62,7 @@ struct LayerWeights {
   LayerPredictor predictor;
   Router router;                // empty: the layer is dense
   std::vector<Expert> experts;  // by id, the shared one last
+  const void* expert_table = nullptr;  // ExpertFfn::adopt_experts()
   // The attention's matrices, of which the first to be read comes first.
   std::array<const Matrix*, 8> attention() const {
     return {latent.q_a ? &latent.q_a : &wq, &wk,         &wv,         &latent.k_rotated,
