@@ -125,9 +125,9 @@ struct Kernels {
   void (*activate)(int act, float threshold, const float* z, const float* up, bool up_relu, int64_t n, float* value);
   // Rotates pairs (i, i + half) or (2 i, 2 i + 1), i < half.
   void (*rotate)(float* head, const float* cos, const float* sin, int64_t half, bool neox);
-  // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * d + c], h < n_heads, j < n, c < d.
-  void (*weighted_sum)(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
-                       int64_t o_stride);
+  // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * v_stride + c], h < n_heads, j < n, c < d.
+  void (*weighted_sum)(const uint16_t* v, int64_t v_stride, int64_t d, int64_t n, const float* p, int64_t p_stride,
+                       int n_heads, float* o, int64_t o_stride);
   uint64_t (*read)(const void* data, size_t bytes);  // reads everything, for measuring bandwidth
 };
 
