@@ -30,7 +30,7 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
   if (w.router) {
-    l.experts = true, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
+    l.experts = true, l.shared_expert = w.router.shared, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
     l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
     l.attention_bytes += bytes_of(w.router.w) + bytes_of(w.router.shared_gate);
     l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction);

@@ -14,6 +14,7 @@ namespace hearth::offline {
 struct LayerShape {
   int64_t n_ff = 0;
   bool experts = false;
+  bool shared_expert = false;  // the last expert is used by every token
   double n_used = 0;           // experts that a token uses, the shared one among them
   uint64_t expert_bytes = 0;   // of all experts
   bool gpu_experts = false;    // GPUs have kernels for experts of this shape
