@@ -157,12 +157,12 @@ void CpuDevice::expert_down(const ExpertGroup& g, int64_t r0, int64_t n, float* 
   }
 }
 
-void CpuDevice::ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& input, int64_t T,
+void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T,
                             float* y) {
-  if (T == 0 || experts.empty()) return;
+  if (T == 0 || set.experts.empty()) return;
   const Act in = rows_of(input, T);
   mixture_.n_listed = T * choice.n_named;
-  const std::span<ExpertGroup> groups = group_tokens(experts, choice, T);
+  const std::span<ExpertGroup> groups = group_tokens(set.experts, choice, T);
   if (groups.empty()) return;
   const int64_t n_embd = groups.front().expert->ffn.gate.cols, threads = team_.size();
   gather_input(groups, in, n_embd);

@@ -7,11 +7,13 @@
 #include "core/cold_rows.h"
 #include "core/device.h"
 #include "core/device_clock.h"
+#include "core/experts.h"
 #include "core/hand_off.h"
 #include "core/recording.h"
 #include "core/sparse_ffn.h"
 #include "cuda/cuda.h"
 #include "cuda/device_scratch.cuh"
+#include "cuda/experts.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/layout.h"
 #include "cuda/mailbox.cuh"
@@ -36,6 +38,7 @@ struct LeftNorm {
 
 class CudaDevice final : public Device,
                          public SparseFfn,
+                         public ExpertFfn,
                          public HandOffs,
                          public ColdRows,
                          public Recording,
@@ -49,6 +52,7 @@ class CudaDevice final : public Device,
   std::vector<MemoryUse> memory() const override { return account_.uses(); }
   void use_from_this_thread() override;
   SparseFfn* sparse_ffn() override { return this; }
+  ExpertFfn* expert_ffn() override { return this; }
   HandOffs* hand_offs() override { return this; }
   ColdRows* cold_rows() override { return this; }
   Recording* recording() override { return this; }
@@ -104,6 +108,11 @@ class CudaDevice final : public Device,
   void collect(Mailbox& mailbox, float* x, int64_t n) override;
   void hint(const Predictor& predictor, Act in, const HintArgs& args) override;
 
+  // --- device_experts.cu ---
+  const void* adopt_experts(const ExpertSet& adopted) override;
+  void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
+
  protected:
   void* allocate_bytes(size_t bytes, Purpose purpose) override;
   void release_bytes(void* data, size_t bytes, Purpose purpose) override;
@@ -138,6 +147,7 @@ class CudaDevice final : public Device,
   void ffn_masked(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
                   const NextNorm* next);
   void ffn_selected(const FfnShard& shard, const SparseArgs& sparse, Act in, int64_t T, Vector y_bias, float* y);
+  void run_experts(ExpertRun run, Act in, int64_t T, float* y);
   NameTarget name_target(int64_t n, const PredictArgs& args, int64_t t, int64_t T);
   void predict_by_scores(const Predictor& predictor, Act in, int64_t T, const PredictArgs& args);
 

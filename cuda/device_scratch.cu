@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/cuda.h"
+#include "cuda/experts.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/info.cuh"
 #include "cuda/kernels.cuh"
@@ -11,6 +12,12 @@
 #include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
+
+int64_t DeviceScratch::expert_tokens(const Limits& l) {
+  if (l.n_named == 0) return 0;
+  const auto sums = static_cast<int64_t>(Gemm::kWorkspaceBytes) / (l.n_named * l.n_embd * 4);
+  return std::clamp<int64_t>(sums, 1, l.max_tokens);
+}
 
 size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   size_t total = 0;
@@ -44,7 +51,15 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   take(ids, each(n_ff, 4));
   take(counts, 8);
   take(argmax, each(few * kArgmaxBlocks, 8));
+  const int64_t values = l.n_named * l.n_ff_expert;
+  take(expert_logits, each(T * l.n_experts, 4));
+  take(expert_arrived, each(few, 4));
+  take(expert_values, each(few * values, 4));
+  take(expert_values_q8, l.quantized_weights ? each(few, static_cast<size_t>(q8_row_bytes(values))) : 0);
   if (!has_gemm) return total;
+  const int64_t pairs = expert_tokens(l) * l.n_named;
+  take(expert_groups, l.n_experts > 0 ? each(PairGroups::words(pairs, l.n_experts), 4) : 0);
+  take(expert_hidden, each(pairs * l.n_ff_expert, 2));
   take(gemm_input, each(T * widest, 2));
   take(gemm_slab, l.quantized_weights ? std::max(Gemm::kSlabBytes, each(widest, 2)) : 0);
   return total;

@@ -23,8 +23,17 @@ struct DeviceScratch {
   uint32_t* mask = nullptr;              // [few tokens][n_ff / 32] of neurons
   Exchange exchange;                     // of the predictor
   float* hint = nullptr;                 // [n_ff] hidden vector of hints
+  float* expert_logits = nullptr;        // [max_tokens][n_experts]
+  unsigned* expert_arrived = nullptr;    // [few tokens] zero between launches
+  float* expert_values = nullptr;        // [few tokens][n_named * n_ff_expert]
+  void* expert_values_q8 = nullptr;      // the same in the 8-bit form
+  int32_t* expert_groups = nullptr;      // PairGroups of expert_tokens()
+  void* expert_hidden = nullptr;         // [expert_tokens() * n_named][n_ff_expert] in f16
   unsigned long long* argmax = nullptr;  // [few tokens][kArgmaxBlocks]
   void *gemm_workspace = nullptr, *gemm_input = nullptr, *gemm_slab = nullptr;  // for Gemm::set_scratch()
+
+  // Tokens of a prompt whose experts are computed at once: their sums are in the workspace of the matrix products.
+  static int64_t expert_tokens(const Limits& limits);
 
   // Lays the pieces out from `base` on and returns their bytes together; without `base` only that.
   size_t place(const Gpu& gpu, const Limits& limits, std::byte* base);

@@ -57,7 +57,7 @@ void set_bandwidths(const MachineOptions& o, const std::optional<cuda::GpuInfo>&
 }
 
 DType ffn_type(const model::Model& model) {
-  return model.weights().layers.front().ffn.gate.type;
+  return model.weights().layers.back().some_ffn().gate.type;  // the first layers of a mixture may be dense
 }
 
 void measure_gpu(int index, DType type, offline::KernelRates& rates) {
@@ -237,7 +237,7 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     run.placement = std::move(plan.placement);
   }
   set_product_rate(r.machine, gpu, model, r.request);
-  const Matrix& gate = model.weights().layers.front().ffn.gate;
+  const Matrix& gate = model.weights().layers.back().some_ffn().gate;
   run.stream_tokens =
       r.request.cost.stream_tokens(static_cast<double>(gate.row_size()) / static_cast<double>(gate.cols));
   if (gpu && run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {

@@ -62,7 +62,6 @@ struct CostModel {
   // (92 % of a synthetic 7B's), and how much faster fetched rows are used than others are read (f16: lists of 120 and
   // 280 neurons on 14 threads take 0.4 times as long).
   bool look_ahead = true;
-  bool gpu_experts = false;  // the GPU computes experts; otherwise all are the CPU's
   double foreseen_share = 0.9, fetched_speedup = 2.2;
 
   // Share of the shorter side's time that is not hidden behind the longer one. Keeps work off the CPU that would only

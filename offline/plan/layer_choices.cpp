@@ -211,7 +211,7 @@ std::vector<int32_t> LayerCosts::hot_counts() const {
   if (prescribed_) return {*prescribed_};
   const auto n = static_cast<int32_t>(shape_.n_ff);
   if (!shape_.by_neuron) return {0, n};
-  if (shape_.experts && !cost_.gpu_experts) return {0};
+  if (shape_.experts && !shape_.gpu_experts) return {0};
   std::vector<int32_t> counts;
   for (int32_t k = 0; k < n; k += std::max(1, n / 1024)) counts.push_back(k);
   counts.push_back(n);

@@ -48,10 +48,6 @@ uint64_t GpuBytes::total() const {
 Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request)
     : shape_(std::move(shape)), frequencies_(std::move(frequencies)), request_(request) {
   HEARTH_CHECK(frequencies_.p.size() == shape_.layers.size());
-  for (size_t l = 0; l < shape_.layers.size(); ++l) {  // no profile counts experts yet
-    const LayerShape& s = shape_.layers[l];
-    if (s.experts) frequencies_.p[l].assign(static_cast<size_t>(s.n_ff), s.n_used / static_cast<double>(s.n_ff));
-  }
   const CostModel& c = request_.cost;
   for (const double b : {c.gpu_bandwidth, c.cpu_bandwidth, c.pcie_bandwidth}) {
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);

@@ -21,20 +21,21 @@ uint64_t bias_bytes(const Vector& v) {
 LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
   LayerShape l;
   l.n_ff = w.ffn.n();
-  for (const Matrix* m : {&w.wq, &w.wk, &w.wv, &w.wo}) l.attention_bytes += bytes_of(*m);
-  for (const Vector* v : {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight,
-                          &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.sinks, &w.attn_post_norm.weight,
-                          &w.attn_post_norm.bias, &w.ffn_post_norm.weight, &w.ffn_post_norm.bias, &w.ffn_down_bias}) {
+  for (const Matrix* m : w.attention()) l.attention_bytes += bytes_of(*m);
+  for (const Vector* v :
+       {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight, &w.ffn_norm.bias,
+        &w.q_norm, &w.k_norm, &w.sinks, &w.latent.q_a_norm, &w.latent.norm, &w.attn_post_norm.weight,
+        &w.attn_post_norm.bias, &w.ffn_post_norm.weight, &w.ffn_post_norm.bias, &w.ffn_down_bias}) {
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
   if (w.router) {
-    l.experts = true, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
+    l.experts = true, l.shared_expert = w.router.shared, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
+    l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
     l.attention_bytes += bytes_of(w.router.w) + bytes_of(w.router.shared_gate);
     l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction);
     for (const Expert& e : w.experts) {
-      const uint64_t bytes =
-          e.bytes() + bytes_of(e.ffn.gate_bias) + bytes_of(e.ffn.up_bias) + bytes_of(e.down_bias);
+      const uint64_t bytes = e.bytes() + bytes_of(e.ffn.gate_bias) + bytes_of(e.ffn.up_bias) + bytes_of(e.down_bias);
       l.expert_bytes += bytes, l.up_down_bytes = std::max(l.up_down_bytes, bytes);
     }
     return l;

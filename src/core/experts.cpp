@@ -49,6 +49,10 @@ void keep_best_groups(const Routing& r, std::span<float> selecting) {
 
 }  // namespace
 
+bool gpu_computes(const Expert& e) {
+  return (!e.ffn.up || e.ffn.up.type == e.ffn.gate.type) && e.ffn.n() % 32 == 0 && e.ffn.gate.cols % 8 == 0;
+}
+
 void choose_experts(const Routing& r, const float* logits, Vector correction, int32_t* ids, float* weights) {
   HEARTH_CHECK(r.n_used >= 1 && r.n_used <= r.n_expert && r.n_expert <= kMostExperts, "{} experts of {}", r.n_used,
                r.n_expert);

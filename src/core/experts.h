@@ -3,6 +3,7 @@
 // token, and a weight for each of those. A router is a predictor that names ranges of neurons; an expert is one range.
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/ops.h"
 
@@ -16,6 +17,7 @@ enum class Gating {
 };
 
 constexpr int64_t kMostExperts = 1024;  // of a layer
+constexpr size_t kExpertTableBytes = 48;  // at most, of an expert, in a device's table of a layer's experts
 
 // From logits to a choice, as llama.cpp's build_moe_ffn and DeepSeek-V3 (arXiv 2412.19437, 2.1.2) do it: of the groups
 // those with the largest sums of their two best selecting scores stay; of their experts the n_used best are chosen, the
@@ -60,15 +62,31 @@ struct Expert {
   size_t bytes() const { return ffn.gate.bytes() + ffn.up.bytes() + ffn.down.bytes(); }
 };
 
+// Whether GPUs have kernels for an expert: gate and up of one type, whole blocks of 32 neurons, rows of whole 16 bytes.
+bool gpu_computes(const Expert& expert);
+
+// A layer's experts by id, the shared one last.
+struct ExpertSet {
+  std::span<const Expert> experts;
+  bool shared = false;          // the last one is named for every token
+  const void* table = nullptr;  // what ExpertFfn::adopt_experts() made of them
+  ExpertSet(std::span<const Expert> all, bool has_shared = false, const void* adopted = nullptr)
+      : experts(all), shared(has_shared), table(adopted) {}
+  ExpertSet(const std::vector<Expert>& all) : ExpertSet(std::span(all)) {}
+};
+
 // Devices that compute mixtures. Up to kFewTokens tokens, a token's results have the same bits whatever the others are,
 // and rows of an expert that several tokens chose are read from memory once.
 class ExpertFfn {
  public:
+  // What the device needs to find a layer's experts by their ids, made once of the adopted ones; null where it needs
+  // nothing. Throws Error for experts that it has no kernels for.
+  virtual const void* adopt_experts(const ExpertSet& /*adopted*/) { return nullptr; }
   // Chooses the experts of T tokens. `in`: what the router reads.
   virtual void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) = 0;
-  // y[t] += sum of weight * (FFN_e(in[t]) + down_bias_e) over token t's experts e that `experts` [ids] holds, ids
-  // ascending. The choice is route()'s, of this device or of another one.
-  virtual void ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& in, int64_t T,
+  // y[t] += sum of weight * (FFN_e(in[t]) + down_bias_e) over token t's experts e that `set` holds, ids ascending. The
+  // choice is route()'s, of this device or of another one.
+  virtual void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
                            float* y) = 0;
 
  protected:

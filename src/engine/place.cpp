@@ -22,6 +22,9 @@ model::Weights place(model::Model& model, Device& device, bool with_predictors) 
     if (tensor) tensor = device.adopt(tensor);
   });
   if (tied) w.output = w.tok_embd;
+  for (model::LayerWeights& layer : w.layers) {
+    if (layer.router) layer.expert_table = device.expert_ffn()->adopt_experts({layer.experts, layer.router.shared});
+  }
   if (device.is_host()) return w;
   device.synchronize();
   for (int64_t l = 0; l < model.config().n_layer; ++l) model.release_attention(l), model.release_ffn(l);
@@ -37,6 +40,7 @@ std::set<const void*> read_by_rows(bool skips_neurons, model::Weights& weights) 
     const FfnShard& ffn = layer.ffn;
     data.insert(ffn.down_t.data);
     if (skips_neurons && ffn.down_t) data.insert({ffn.gate.data, ffn.up.data});
+    data.insert({layer.latent.k_b.data, layer.latent.v_b.data});
     layer.predictor.for_each([&](const auto& tensor) { data.insert(tensor.data); });
   }
   return data;

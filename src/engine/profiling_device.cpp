@@ -180,11 +180,11 @@ void ProfilingDevice::route(const Router& router, const Input& in, int64_t T, co
   timed("route " + shape(router.w), Part::predictor, router.w.bytes() + router.shared_gate.bytes(),
         [&] { inner_.expert_ffn()->route(router, in, T, choice); });
 }
-void ProfilingDevice::ffn_experts(std::span<const Expert> experts, const ExpertChoice& choice, const Input& in,
+void ProfilingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in,
                                   int64_t T, float* y) {
   const FfnShard* first = nullptr;
   size_t bytes = 0;
-  for (const Expert& e : experts) {
+  for (const Expert& e : set.experts) {
     if (!e) continue;
     if (first == nullptr) first = &e.ffn;
     bytes = std::max(bytes, e.bytes());
@@ -192,7 +192,11 @@ void ProfilingDevice::ffn_experts(std::span<const Expert> experts, const ExpertC
   if (T > 1) bytes = 0;  // depends on how many tokens chose the same
   timed(first != nullptr ? "ffn_experts " + shape(first->gate) : "ffn_experts", Part::ffn,
         bytes * static_cast<size_t>(choice.n_named),
-        [&] { inner_.expert_ffn()->ffn_experts(experts, choice, in, T, y); });
+        [&] { inner_.expert_ffn()->ffn_experts(set, choice, in, T, y); });
+}
+void ProfilingDevice::head_products(const HeadProducts& products, int64_t T) {
+  timed("head_products " + shape(products.w), Part::attention, products.w.bytes(),
+        [&] { inner_.latent_attention()->head_products(products, T); });
 }
 void ProfilingDevice::argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) {
   timed("argmax", Part::other, 0, [&] { inner_.argmax(logits, n, T, ids); });

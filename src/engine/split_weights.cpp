@@ -86,6 +86,9 @@ void adopt_attention(Device& device, const LayerWeights& from, LayerWeights& to)
   to.bo = adopt(device, from.bo);
   to.q_norm = adopt(device, from.q_norm), to.k_norm = adopt(device, from.k_norm);
   to.sinks = adopt(device, from.sinks);
+  to.latent.q_a = adopt(device, from.latent.q_a), to.latent.q_a_norm = adopt(device, from.latent.q_a_norm);
+  to.latent.k_rotated = adopt(device, from.latent.k_rotated), to.latent.norm = adopt(device, from.latent.norm);
+  to.latent.k_b = adopt(device, from.latent.k_b), to.latent.v_b = adopt(device, from.latent.v_b);
   to.attn_norm = adopt(device, from.attn_norm);
 }
 
@@ -187,6 +190,9 @@ class Splitter {
       Device& device = is_hot ? main_ : host_;
       const Expert& e = from.experts[id];
       (is_hot ? to_main : to_host).experts[id] = {adopt_shard(device, e.ffn), adopt(device, e.down_bias)};
+    }
+    if (!hot.empty()) {
+      to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
     }
     const bool routes = out.facts[layer].main_routes;
     adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
@@ -296,6 +302,7 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
       f.experts = true;
       f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
       f.selection = Selection::all;
+      f.early_router = model.config().early_router;
       f.main_routes = main_can_route && (f.hot || !f.host_attends);
       if (f.hot && !main_can_route) {
         fail("the plan has experts of layer {} on the GPU, which cannot compute experts yet; plan again", l);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/cold_rows.h"
+#include "core/experts.h"
 #include "core/hand_off.h"
 #include "core/recording.h"
 #include "core/sparse_ffn.h"
@@ -66,6 +67,9 @@ class GpuTest : public ::testing::Test {
                    .n_head = 64,
                    .n_head_kv = 1,  // the fewer, the more pieces a context is cut into
                    .head_dim = 256,
+                   .n_experts = 65,
+                   .n_named = 9,
+                   .n_ff_expert = 1024,
                    .quantized_weights = true});
     ref_ = cpu::make_reference_device();
   }

@@ -9,6 +9,7 @@
 #include "core/forwarding_device.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/mixture_divisions.h"
 #include "support/paths.h"
 #include "support/tiny_mixture.h"
 #include "support/zoo.h"
@@ -19,7 +20,6 @@ namespace {
 using engine::Engine;
 using engine::EngineOptions;
 using engine::Placement;
-using engine::Where;
 
 // A device that has no kernels for experts.
 class WithoutExperts final : public ForwardingDevice {
@@ -27,38 +27,6 @@ class WithoutExperts final : public ForwardingDevice {
   using ForwardingDevice::ForwardingDevice;
   ExpertFfn* expert_ffn() override { return nullptr; }
 };
-
-// Which experts of a layer are on the main device, and who attends.
-struct Division {
-  const char* name;
-  bool (*hot)(int64_t layer, int32_t expert);
-  bool (*host_attends)(int64_t layer) = [](int64_t) { return false; };
-  bool main_without_experts = false;
-};
-const Division kDivisions[] = {
-    {"all_on_the_cpu", [](int64_t, int32_t) { return false; }},
-    {"all_on_the_main_device", [](int64_t, int32_t) { return true; }},
-    {"odd", [](int64_t, int32_t e) { return e % 2 == 1; }},
-    {"by_layer", [](int64_t l, int32_t e) { return l == 0 ? e < 3 : l == 1; }},
-    {"the_cpu_attends", [](int64_t l, int32_t e) { return l != 1 && e % 3 == 0; }, [](int64_t l) { return l > 0; }},
-    {"no_kernels", [](int64_t, int32_t) { return false; }, [](int64_t l) { return l == 1; }, true},
-};
-
-Placement placement_of(const Division& d, const model::Model& m) {
-  Placement p;
-  p.embedding = p.output = Where::gpu;
-  for (int64_t l = 0; l < m.config().n_layer; ++l) {
-    engine::LayerPlacement& layer = p.layers.emplace_back();
-    layer.attention = d.host_attends(l) ? Where::cpu : Where::gpu;
-    layer.selection = engine::Selection::all;
-    const auto& w = m.weights().layers[static_cast<size_t>(l)];
-    for (int32_t id = 0; id < std::ssize(w.experts); ++id) {
-      if (d.hot(l, id)) layer.gpu_experts.push_back(id);
-    }
-    for (int32_t id = 0; !w.router && id < w.ffn.n(); ++id) layer.gpu_bucket.push_back(id);
-  }
-  return p;
-}
 
 struct Case {
   std::string name;
@@ -104,9 +72,9 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
   Engine whole(m, *whole_device, options);
   const test::Logits expected = test::run(whole, script);
   limits.expect_within(expected, "undivided");
-  for (const Division& d : kDivisions) {
+  for (const test::MixtureDivision& d : test::kMixtureDivisions) {
     SCOPED_TRACE(d.name);
-    const Placement placement = placement_of(d, m);
+    const Placement placement = test::placement_of(d, m);
     const auto stand_in = cpu::make_reference_device();
     WithoutExperts without(*stand_in);
     Device& main = d.main_without_experts ? static_cast<Device&>(without) : *stand_in;
@@ -128,7 +96,7 @@ TEST(MixtureEngine, TellsWhatItCannotDoYet) {
   ThreadTeam team(1);
   EXPECT_THROW(Engine(m, without, {}), Error);
   EXPECT_THROW(Engine(m, *device, {.sparsity = engine::Sparsity::exact}), Error);
-  const Placement hot = placement_of(kDivisions[1], m);
+  const Placement hot = test::placement_of(test::kMixtureDivisions[1], m);
   EXPECT_THROW(Engine(m, without, {}, {*host, hot, team}), Error);
 }
 

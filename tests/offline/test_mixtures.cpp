@@ -100,14 +100,16 @@ ModelShape mixture_shape() {
   s.layers.resize(4);
   s.config.n_layer = 4;
   for (LayerShape& l : s.layers) {
-    l.experts = true, l.n_ff = 64, l.n_used = 8;
+    l.experts = l.gpu_experts = true, l.n_ff = 64, l.n_used = 8;
     l.gate_bytes = 0, l.up_down_bytes = 4 << 20, l.expert_bytes = 64ull * (4 << 20);
   }
   return s;
 }
 
 TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
-  const Planner planner(mixture_shape(), uniform_frequencies(mixture_shape(), 1), {.vram_budget = 6ull << 30});
+  ModelShape shape = mixture_shape();
+  for (LayerShape& l : shape.layers) l.gpu_experts = false;
+  const Planner planner(shape, uniform_frequencies(shape, 1), {.vram_budget = 6ull << 30});
   const Plan plan = planner.plan();
   EXPECT_TRUE(plan.placement.uses_gpu());
   EXPECT_EQ(planner.stream_tokens(), 0);
@@ -121,8 +123,7 @@ TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
 }
 
 TEST(PlanMixture, PlacesWholeExpertsWithinTheBudget) {
-  PlanRequest request{.vram_budget = 2ull << 30};
-  request.cost.gpu_experts = true;
+  const PlanRequest request{.vram_budget = 2ull << 30};
   const Planner planner(mixture_shape(), uniform_frequencies(mixture_shape(), 1), request);
   const Plan plan = planner.plan();
   int64_t hot = 0;
