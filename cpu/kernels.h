@@ -92,8 +92,9 @@ struct Kernels {
   void (*gemm_tile)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc, int m, int n, bool add);
 
   // --- quantised matrix products in integers, on panels: kPanelRows rows and all columns, in as many bytes as they
-  // take in a file. The same bits as dot_rows gives, for any number of tokens. Null where the instruction set has no
-  // suitable instruction; dot_rows is as fast there. Rows beyond n_rows are zero.
+  // take in a file. Up to kFewTokens tokens get the bits that dot_rows gives; the sums of a row and a token are the same
+  // for any larger number, too. Null where the instruction set has no suitable instruction; dot_rows is as fast there.
+  // Rows beyond n_rows are zero.
   void (*panel_pack[kWeightTypes])(const void* w, size_t row_bytes, int n_rows, int64_t cols, void* panel);
   // A row of the panel as floats.
   void (*panel_row[kWeightTypes])(const void* panel, int row, int64_t cols, float* out);
