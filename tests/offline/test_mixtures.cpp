@@ -74,6 +74,30 @@ TEST(SynthMixture, HoldsTheExpertsThatWereAskedFor) {
   EXPECT_EQ(m.weights().layers[1].experts.size(), 16u);
 }
 
+// Files of today's architectures run, with what makes them differ.
+TEST(SynthMixture, GptOssAndSmallThinker) {
+  const test::TempDir dir;
+  ThreadTeam team(2);
+  for (const char* arch : {"gpt-oss", "smallthinker"}) {
+    SynthOptions o = small_mixture(0.5);
+    o.shape.arch = arch, o.shape.window = 8, o.activation = o.shape.default_activation();
+    check_synth_options(o);
+    write_synthetic(dir / "m.gguf", o, team);
+    auto m = model::Model::load(dir / "m.gguf");
+    EXPECT_EQ(m.config().ffn.activation, o.activation);
+    EXPECT_EQ(m.config().layer(o.shape.gpt_oss() ? 0 : 1).window, 8);
+    EXPECT_EQ(m.config().layer(o.shape.gpt_oss() ? 1 : 0).window, 0);
+    EXPECT_EQ(static_cast<bool>(m.weights().layers[0].sinks), o.shape.gpt_oss());
+    EXPECT_EQ(static_cast<bool>(m.weights().layers[0].experts[3].down_bias), o.shape.gpt_oss());
+    const auto oracle = cpu::make_reference_device();
+    engine::Engine e(m, *oracle, {.n_ctx = 64});
+    engine::Sequence text = e.sequence();
+    for (const float x : e.eval(text, synthetic_text(700, 20, 64, 5))) ASSERT_TRUE(std::isfinite(x));
+    o.activation = "silu";
+    EXPECT_THROW(check_synth_options(o), Error);
+  }
+}
+
 TEST(SynthMixture, SkewMakesSomeExpertsPopular) {
   const test::TempDir dir;
   ThreadTeam team(2);
