@@ -4,7 +4,7 @@
 // A super-block is kBlocks blocks of 32 columns; weight = d * scale * (q - kOffset) - dmin * min, where scales and
 // minima are integers of a group: of 32 columns (kGroups = 1) or 16 (2), or there are none (0) and they count as 1.
 // Layouts are ggml's (core/blocks.h). A description is read in two ways: 32 columns of one row at a time, or four
-// columns of 16 rows, which a panel has interleaved by four bytes (body_panel_formats.h). A Reader gives
+// columns of 16 rows, which a panel has interleaved by four bytes (body_formats_panel.h). A Reader gives
 //   bytes(at)    32 bytes from `at` on, one for each column
 //   nibbles(at)  16 bytes from `at` on: columns 0 to 15 are the low halves, 16 to 31 the high ones
 //   bits(at)     4 bytes: bit c is 1 for column c

@@ -209,29 +209,3 @@ void panel_tile_upto(int64_t m, Args... args) {
   if (m == M) return panel_tile<W, M>(args...);
   if constexpr (M > 1) panel_tile_upto<W, M - 1>(m, args...);
 }
-
-// Up to six tokens at a time: 6 x 2 accumulators in integers and as many in floats; four, where groups of 16 columns
-// need another set. Of seven and eight, half.
-template <typename W>
-void panel_dot(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride,
-               int n, bool add_to_y, bool from_memory) {
-  constexpr int kMost = most_tokens<W>();
-  const int64_t most = T > kMost && T <= kFewTokens ? 4 : kMost;
-  for (int64_t t = 0; t < T; t += most, from_memory = false) {
-    panel_tile_upto<W, kMost>(T - t < most ? T - t : most, panel, cols,
-                              static_cast<const uint8_t*>(x) + static_cast<size_t>(t) * x_stride, x_stride,
-                              y + t * y_stride, y_stride, n, add_to_y, from_memory);
-  }
-}
-
-// The entries of the table for a type of weights: null for those that are not quantised.
-template <typename W>
-struct PanelKernels {
-  static constexpr auto pack = &panel_pack<W>;
-  static constexpr auto row = &panel_row<W>;
-  static constexpr auto dot = &panel_dot<W>;
-};
-template <Elements W>
-struct PanelKernels<W> {
-  static constexpr decltype(nullptr) pack = nullptr, row = nullptr, dot = nullptr;
-};

@@ -236,8 +236,8 @@ void rotate(float* head, const float* cos, const float* sin, int64_t half, bool 
 
 // H heads by V vectors of columns: each row of v is converted once for all heads.
 template <int H, int V>
-HEARTH_SIMD void weighted_sum_tile(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, float* o,
-                                   int64_t o_stride) {
+HEARTH_SIMD void weighted_sum_tile(const uint16_t* v, int64_t v_stride, int64_t n, const float* p, int64_t p_stride,
+                                   float* o, int64_t o_stride) {
   F acc[H][V];
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
@@ -247,7 +247,7 @@ HEARTH_SIMD void weighted_sum_tile(const uint16_t* v, int64_t d, int64_t n, cons
   for (int64_t j = 0; j < n; ++j) {
     F row[V];
 #pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) row[i] = load_f16(v + j * d + i * kW);
+    for (int i = 0; i < V; ++i) row[i] = load_f16(v + j * v_stride + i * kW);
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const F factor = set1(p[h * p_stride + j]);
@@ -263,29 +263,30 @@ HEARTH_SIMD void weighted_sum_tile(const uint16_t* v, int64_t d, int64_t n, cons
 }
 
 template <int H>
-HEARTH_SIMD void weighted_sum_heads(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, float* o,
-                                    int64_t o_stride) {
+HEARTH_SIMD void weighted_sum_heads(const uint16_t* v, int64_t v_stride, int64_t d, int64_t n, const float* p,
+                                    int64_t p_stride, float* o, int64_t o_stride) {
   constexpr int V = kW == 8 ? 2 : 4;  // H * V accumulators within the registers of the instruction set
   int64_t c = 0;
-  for (; c + V * kW <= d; c += V * kW) weighted_sum_tile<H, V>(v + c, d, n, p, p_stride, o + c, o_stride);
-  for (; c + kW <= d; c += kW) weighted_sum_tile<H, 1>(v + c, d, n, p, p_stride, o + c, o_stride);
+  for (; c + V * kW <= d; c += V * kW) weighted_sum_tile<H, V>(v + c, v_stride, n, p, p_stride, o + c, o_stride);
+  for (; c + kW <= d; c += kW) weighted_sum_tile<H, 1>(v + c, v_stride, n, p, p_stride, o + c, o_stride);
   if (c == d) return;
   const int rest = static_cast<int>(d - c);
   for (int h = 0; h < H; ++h) {
     F acc = zero();
-    for (int64_t j = 0; j < n; ++j) acc = fma(set1(p[h * p_stride + j]), load_f16_n(v + j * d + c, rest), acc);
+    for (int64_t j = 0; j < n; ++j) acc = fma(set1(p[h * p_stride + j]), load_f16_n(v + j * v_stride + c, rest), acc);
     store_n(o + h * o_stride + c, acc, rest);
   }
 }
 
-void weighted_sum(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
-                  int64_t o_stride) {
+void weighted_sum(const uint16_t* v, int64_t v_stride, int64_t d, int64_t n, const float* p, int64_t p_stride,
+                  int n_heads, float* o, int64_t o_stride) {
   int h = 0;
   for (; h + 4 <= n_heads; h += 4)
-    weighted_sum_heads<4>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
+    weighted_sum_heads<4>(v, v_stride, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
   for (; h + 2 <= n_heads; h += 2)
-    weighted_sum_heads<2>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
-  for (; h < n_heads; ++h) weighted_sum_heads<1>(v, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
+    weighted_sum_heads<2>(v, v_stride, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
+  for (; h < n_heads; ++h)
+    weighted_sum_heads<1>(v, v_stride, d, n, p + h * p_stride, p_stride, o + h * o_stride, o_stride);
 }
 
 uint64_t read_all(const void* data, size_t bytes) {

@@ -29,30 +29,34 @@ int64_t round_up(int64_t n, int64_t unit) {
 
 }  // namespace
 
-// A piece is what the token sees of one page.
+// A piece is what the token sees of one page. Heads that share keys are taken a few at a time, because many of them share
+// one where latents are attended to.
 void CpuDevice::attend_one(const AttentionArgs& a, int64_t t, float* out) {
-  const int64_t d = a.head_dim, group = a.n_head / a.n_head_kv, width = d + 2;
+  const int64_t d = a.head_dim, dv = a.value_dim(), group = a.n_head / a.n_head_kv, width = dv + 2;
+  const int64_t together = std::min(group, kFewTokens), parts = (group + together - 1) / together;
   const int64_t last = a.rows.pos[t], first = first_position(a, last), first_page = first / kPagePositions;
   const int64_t n_pieces = last / kPagePositions - first_page + 1;
   const float* q = a.q + t * a.n_head * d;
   float* partial = scratch(partial_, n_pieces * a.n_head * width);  // [piece][head]: maximum, sum, weighted sum of v
-  team_.for_chunks(n_pieces * a.n_head_kv, 1, [&](int64_t item, int64_t, int thread) {
-    const int64_t piece = item / a.n_head_kv, kv = item % a.n_head_kv, h0 = kv * group;
+  team_.for_chunks(n_pieces * a.n_head_kv * parts, 1, [&](int64_t item, int64_t, int thread) {
+    const int64_t piece = item / parts / a.n_head_kv, kv = item / parts % a.n_head_kv;
+    const int64_t in_group = item % parts * together, h0 = kv * group + in_group;
+    const int64_t n_heads = std::min(together, group - in_group);
     const int64_t page = (first_page + piece) * kPagePositions, begin = std::max(first, page);
     const int64_t n = std::min(page + kPagePositions, last + 1) - begin, at = cache_at(a, t, kv, begin);
-    float* scores = thread_scratch(thread);  // [group][kPagePositions]
+    float* scores = thread_scratch(thread);  // [together][kPagePositions]
     const RowsView keys{a.cache.k + at, static_cast<size_t>(d) * sizeof(f16_t), nullptr, n};
-    k_.dot_rows[index(DType::f16)](keys, nullptr, d, q + h0 * d, static_cast<size_t>(d) * sizeof(float), group, scores,
-                                   kPagePositions);
+    k_.dot_rows[index(DType::f16)](keys, nullptr, d, q + h0 * d, static_cast<size_t>(d) * sizeof(float), n_heads,
+                                   scores, kPagePositions);
     float* p = partial + (piece * a.n_head + h0) * width;
-    for (int64_t h = 0; h < group; ++h) {
+    for (int64_t h = 0; h < n_heads; ++h) {
       float* s = scores + h * kPagePositions;
       k_.scale(a.scale, n, s);
       if (a.soft_cap > 0) k_.soft_cap(a.soft_cap, n, s);
       p[h * width] = k_.max(s, n);
       p[h * width + 1] = k_.exp_sum(s, n, p[h * width]);
     }
-    k_.weighted_sum(a.cache.v + at, d, n, scores, kPagePositions, static_cast<int>(group), p + 2, width);
+    k_.weighted_sum(a.values() + at, d, dv, n, scores, kPagePositions, static_cast<int>(n_heads), p + 2, width);
   });
   team_.for_chunks(a.n_head, n_pieces > 4 ? 4 : a.n_head, [&](int64_t begin, int64_t end, int) {
     for (int64_t h = begin; h < end; ++h) {
@@ -61,24 +65,24 @@ void CpuDevice::attend_one(const AttentionArgs& a, int64_t t, float* out) {
       float max = sink;
       for (int64_t i = 0; i < n_pieces; ++i) max = std::max(max, part(i)[0]);
       float total = std::exp(sink - max);
-      float* o = out + h * d;
-      std::memset(o, 0, static_cast<size_t>(d) * sizeof(float));
+      float* o = out + h * dv;
+      std::memset(o, 0, static_cast<size_t>(dv) * sizeof(float));
       for (int64_t i = 0; i < n_pieces; ++i) {
         const float factor = std::exp(part(i)[0] - max);
         total += factor * part(i)[1];
-        k_.axpy(factor, part(i) + 2, d, o);
+        k_.axpy(factor, part(i) + 2, dv, o);
       }
-      k_.scale(1.0f / total, d, o);
+      k_.scale(1.0f / total, dv, o);
     }
   });
 }
 
 // Floats of scratch for one piece of a prefill.
 struct CpuDevice::AttendBlock {
-  int64_t rows, d, d_padded;
+  int64_t rows, d, d_padded;  // the last one is of values
   size_t q, keys, scores, weights, values, sums, maxima, totals, end;
-  AttendBlock(int64_t n_rows, int64_t head_dim, const Kernels& k)
-      : rows(round_up(n_rows, k.mr)), d(head_dim), d_padded(round_up(head_dim, k.nr)) {
+  AttendBlock(int64_t n_rows, int64_t head_dim, int64_t value_dim, const Kernels& k)
+      : rows(round_up(n_rows, k.mr)), d(head_dim), d_padded(round_up(value_dim, k.nr)) {
     size_t at = 0;
     const auto take = [&](int64_t floats) { return std::exchange(at, at + static_cast<size_t>(round_up(floats, 16))); };
     q = take(rows * d);                   // packed queries [tile][d][mr]
@@ -94,7 +98,7 @@ struct CpuDevice::AttendBlock {
 };
 
 size_t CpuDevice::attend_block_floats(int64_t head_dim, int64_t group, const Kernels& k) {
-  return AttendBlock(std::max(group, kQueryTiles * k.mr), head_dim, k).end;
+  return AttendBlock(std::max(group, kQueryTiles * k.mr), head_dim, head_dim, k).end;
 }
 
 // One row of scores becomes softmax weights relative to the running maximum; the sums so far are rescaled to it.
@@ -117,8 +121,8 @@ void CpuDevice::soften(float* scores, int64_t begin, int64_t end, float* max, fl
 void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t n_tokens, float* out,
                              float* memory) const {
   const int64_t d = a.head_dim, group = a.n_head / a.n_head_kv, rows = n_tokens * group, mr = k_.mr, nr = k_.nr;
-  const AttendBlock at(rows, d, k_);
-  const int64_t d_padded = at.d_padded;
+  const AttendBlock at(rows, d, a.value_dim(), k_);
+  const int64_t dv = a.value_dim(), d_padded = at.d_padded;
   float *q = memory + at.q, *keys = memory + at.keys, *scores = memory + at.scores, *weights = memory + at.weights;
   float *values = memory + at.values, *sums = memory + at.sums, *maxima = memory + at.maxima,
         *totals = memory + at.totals;
@@ -142,7 +146,7 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
       k_.pack_rows[index(DType::f16)](a.cache.k + at_keys, row_bytes, p, static_cast<int>(std::min(nr, n - p)), 0, d,
                                       keys + p * d);
     }
-    k_.pack_cols[index(DType::f16)](a.cache.v + at_keys, row_bytes, 0, n, 0, d, values);
+    k_.pack_cols[index(DType::f16)](a.values() + at_keys, row_bytes, 0, n, 0, dv, values);
     for (int64_t r = 0; r < rows; r += mr) {
       const int m = static_cast<int>(std::min(mr, rows - r));
       for (int64_t p = 0; p < n; p += nr) {
@@ -154,7 +158,7 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
         const int64_t first = std::clamp<int64_t>(first_position(a, seen) - j, 0, n);
         const int64_t last = std::clamp<int64_t>(seen + 1 - j, 0, n);
         if (a.soft_cap > 0 && first < last) k_.soft_cap(a.soft_cap, last - first, s + first);
-        soften(s, first, last, maxima + i, totals + i, sums + i * d_padded, d);
+        soften(s, first, last, maxima + i, totals + i, sums + i * d_padded, dv);
         for (int64_t p = 0; p < n; ++p) weights[r * kKeyBlock + p * mr + (i - r)] = s[p];
       }
       for (int64_t c = 0; c < d_padded; c += nr) {
@@ -165,14 +169,14 @@ void CpuDevice::attend_block(const AttentionArgs& a, int64_t kv_head, int64_t t0
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t head = kv_head * group + r % group;
-    float* o = out + (t0 + r / group) * a.n_head * d + head * d;
+    float* o = out + ((t0 + r / group) * a.n_head + head) * dv;
     float factor = 1.0f / totals[r];
     if (a.sinks) {
       const float sink = a.sinks.data[head], max = std::max(sink, maxima[r]), scale = std::exp(maxima[r] - max);
       factor = scale / (totals[r] * scale + std::exp(sink - max));
     }
-    std::memset(o, 0, static_cast<size_t>(d) * sizeof(float));
-    k_.axpy(factor, sums + r * d_padded, d, o);
+    std::memset(o, 0, static_cast<size_t>(dv) * sizeof(float));
+    k_.axpy(factor, sums + r * d_padded, dv, o);
   }
 }
 
@@ -200,9 +204,13 @@ void CpuDevice::write_cache(const AttentionArgs& a, int64_t T) {
       for (int64_t h = 0; h < a.n_head_kv; ++h) {
         float* k = a.k + (t * a.n_head_kv + h) * d;
         prepare_head(k, a.k_norm);
+        if (a.latent_norm) {
+          float* const latent = k + d - a.latent_norm.n;
+          k_.rms_norm(latent, a.latent_norm.data, nullptr, a.norm_eps, a.latent_norm.n, latent);
+        }
         const int64_t at = cache_at(a, t, h, pos);
         k_.to_f16(k, d, a.cache.k + at);
-        k_.to_f16(a.v + (t * a.n_head_kv + h) * d, d, a.cache.v + at);
+        if (!a.latent_norm) k_.to_f16(a.v + (t * a.n_head_kv + h) * d, d, a.cache.v + at);
       }
     }
   });
@@ -211,13 +219,14 @@ void CpuDevice::write_cache(const AttentionArgs& a, int64_t T) {
 void CpuDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
   if (T == 0) return;
   write_cache(a, T);
-  const int64_t d = a.head_dim, group = a.n_head / a.n_head_kv;
+  const int64_t d = a.head_dim, width = a.n_head * a.value_dim(), group = a.n_head / a.n_head_kv;
   if (T <= kFewTokens) {
-    for (int64_t t = 0; t < T; ++t) attend_one(a, t, out.x + t * a.n_head * d);
-    return quantize_rows(out, T, a.n_head * d);
+    for (int64_t t = 0; t < T; ++t) attend_one(a, t, out.x + t * width);
+    return quantize_rows(out, T, width);
   }
   const int64_t most = std::max<int64_t>(1, kQueryTiles * k_.mr / group);
-  HEARTH_CHECK(AttendBlock(std::min(most, T) * group, d, k_).end <= thread_floats_, "reserve() was told less");
+  HEARTH_CHECK(AttendBlock(std::min(most, T) * group, d, a.value_dim(), k_).end <= thread_floats_,
+               "reserve() was told less");
   std::vector<BatchRun> blocks;
   for (const BatchRun& run : a.rows.runs) {
     for (int64_t i = 0; i < run.n_rows; i += most) {
@@ -231,7 +240,7 @@ void CpuDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
     const BatchRun& block = blocks[static_cast<size_t>(item / a.n_head_kv)];
     attend_block(a, item % a.n_head_kv, block.first_row, block.n_rows, out.x, thread_scratch(thread));
   });
-  quantize_rows(out, T, a.n_head * d);
+  quantize_rows(out, T, width);
 }
 
 }  // namespace hearth::cpu

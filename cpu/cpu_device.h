@@ -67,6 +67,7 @@ class CpuDevice final : public HostDevice {
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
                    float* y) override;
+  void head_products(const HeadProducts& products, int64_t T) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;

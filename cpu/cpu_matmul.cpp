@@ -148,4 +148,32 @@ void CpuDevice::matmul(std::span<const MatmulPart> parts, const Input& in, int64
   });
 }
 
+// A piece is some rows of one head. Its tokens are taken a few at a time, so that none depends on how many there are.
+void CpuDevice::head_products(const HeadProducts& p, int64_t T) {
+  constexpr int64_t kHeadRows = 128;
+  const int64_t cols = p.w.cols, rows = p.rows(), pieces = (rows + kHeadRows - 1) / kHeadRows;
+  const bool quantized = is_quantized(p.w.type);
+  const size_t q8_row = q8_bytes(cols), x_row = static_cast<size_t>(p.n_head * p.x_stride()) * sizeof(float);
+  HEARTH_CHECK(p.w.layout == Layout::rows && p.w.rows % p.n_head == 0);
+  HEARTH_CHECK(!quantized || kFewTokens * q8_row <= thread_floats_ * sizeof(float),
+               "reserve() was told of fewer columns");
+  team_.for_chunks(p.n_head * pieces, 1, [&](int64_t item, int64_t, int thread) {
+    const int64_t h = item / pieces, r0 = item % pieces * kHeadRows, n = std::min(kHeadRows, rows - r0);
+    const RowsView view{p.w.row(h * rows + r0), p.w.row_size(), nullptr, n};
+    auto* const q8 = reinterpret_cast<std::byte*>(thread_scratch(thread));
+    for (int64_t t0 = 0; t0 < T; t0 += kFewTokens) {
+      const int64_t tokens = std::min(kFewTokens, T - t0);
+      const float* const x = p.x + (t0 * p.n_head + h) * p.x_stride();
+      float* const y = p.y + (t0 * p.n_head + h) * p.y_stride();
+      for (int64_t t = 0; t < tokens; ++t) {
+        const float* const from = x + t * p.n_head * p.x_stride();
+        if (quantized) k_.quantize(from, cols, q8 + static_cast<size_t>(t) * q8_row);
+        if (r0 == 0) std::copy_n(from + cols, p.n_tail, y + t * p.n_head * p.y_stride());
+      }
+      k_.dot_rows[index(p.w.type)](view, nullptr, cols, quantized ? static_cast<const void*>(q8) : x,
+                                   quantized ? q8_row : x_row, tokens, y + p.n_tail + r0, p.n_head * p.y_stride());
+    }
+  });
+}
+
 }  // namespace hearth::cpu

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/experts.h"
 #include "core/hand_off.h"
+#include "core/latent_attention.h"
 #include "core/mailbox.h"
 #include "core/sparse_ffn.h"
 
@@ -22,6 +23,7 @@ namespace hearth::cpu {
 class HostDevice : public Device,
                    public SparseFfn,
                    public ExpertFfn,
+                   public LatentAttention,
                    public HandOffs,
                    public RowPrefetch,
                    public ColdRows {
@@ -29,6 +31,7 @@ class HostDevice : public Device,
   bool is_host() const override { return true; }
   SparseFfn* sparse_ffn() override { return this; }
   ExpertFfn* expert_ffn() override { return this; }
+  LatentAttention* latent_attention() override { return this; }
   HandOffs* hand_offs() override { return this; }
   RowPrefetch* row_prefetch() override { return this; }
   ColdRows* cold_rows() override { return this; }
@@ -86,11 +89,31 @@ class HostDevice : public Device,
       const Expert& e = set.experts[static_cast<size_t>(choice.ids[i])];
       if (!e) continue;
       const int64_t t = i / choice.n_named, n_embd = e.ffn.gate.cols;
-      const Act row{in.x + t * n_embd,
-                    in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(n_embd) : nullptr};
+      const Act row{in.x + t * n_embd, in.q8 != nullptr
+                                           ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(n_embd)
+                                           : nullptr};
       std::vector<float> sum(static_cast<size_t>(n_embd));
       ffn_dense(e.ffn, row, 1, e.down_bias, sum.data(), nullptr);
       for (int64_t c = 0; c < n_embd; ++c) y[t * n_embd + c] += choice.weights[i] * sum[static_cast<size_t>(c)];
+    }
+  }
+
+  // Products by head as they are defined, one after the other.
+  void head_products(const HeadProducts& p, int64_t T) override {
+    const int64_t cols = p.w.cols, rows = p.rows();
+    std::vector<float> in(static_cast<size_t>(T * cols)), out(static_cast<size_t>(T * rows));
+    std::vector<std::byte> q8(is_quantized(p.w.type) ? static_cast<size_t>(T) * q8_bytes(cols) : 0);
+    const Act act{in.data(), q8.empty() ? nullptr : q8.data()};
+    for (int64_t h = 0; h < p.n_head; ++h) {
+      const auto x = [&](int64_t t) { return p.x + (t * p.n_head + h) * p.x_stride(); };
+      for (int64_t t = 0; t < T; ++t) std::copy_n(x(t), cols, in.data() + t * cols);
+      quantize(act, T, cols);
+      const MatmulPart part{.w = p.w.slice_rows(h * rows, rows), .y = out.data()};
+      matmul({&part, 1}, act, T);
+      for (int64_t t = 0; t < T; ++t) {
+        float* const y = std::copy_n(x(t) + cols, p.n_tail, p.y + (t * p.n_head + h) * p.y_stride());
+        std::copy_n(out.data() + t * rows, rows, y);
+      }
     }
   }
 

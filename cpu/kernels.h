@@ -92,8 +92,9 @@ struct Kernels {
   void (*gemm_tile)(int64_t kc, const float* a, const float* b, float* c, int64_t ldc, int m, int n, bool add);
 
   // --- quantised matrix products in integers, on panels: kPanelRows rows and all columns, in as many bytes as they
-  // take in a file. The same bits as dot_rows gives, for any number of tokens. Null where the instruction set has no
-  // suitable instruction; dot_rows is as fast there. Rows beyond n_rows are zero.
+  // take in a file. Up to kFewTokens tokens get the bits that dot_rows gives; the sums of a row and a token are the same
+  // for any larger number, too. Null where the instruction set has no suitable instruction; dot_rows is as fast there.
+  // Rows beyond n_rows are zero.
   void (*panel_pack[kWeightTypes])(const void* w, size_t row_bytes, int n_rows, int64_t cols, void* panel);
   // A row of the panel as floats.
   void (*panel_row[kWeightTypes])(const void* panel, int row, int64_t cols, float* out);
@@ -118,9 +119,9 @@ struct Kernels {
   void (*activate)(int act, float threshold, const float* z, const float* up, bool up_relu, int64_t n, float* value);
   // Rotates pairs (i, i + half) or (2 i, 2 i + 1), i < half.
   void (*rotate)(float* head, const float* cos, const float* sin, int64_t half, bool neox);
-  // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * d + c], h < n_heads, j < n, c < d.
-  void (*weighted_sum)(const uint16_t* v, int64_t d, int64_t n, const float* p, int64_t p_stride, int n_heads, float* o,
-                       int64_t o_stride);
+  // o[h * o_stride + c] = sum_j p[h * p_stride + j] v[j * v_stride + c], h < n_heads, j < n, c < d.
+  void (*weighted_sum)(const uint16_t* v, int64_t v_stride, int64_t d, int64_t n, const float* p, int64_t p_stride,
+                       int n_heads, float* o, int64_t o_stride);
   uint64_t (*read)(const void* data, size_t bytes);  // reads everything, for measuring bandwidth
 };
 

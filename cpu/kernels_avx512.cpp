@@ -16,6 +16,7 @@ namespace {
 #include "cpu/body_rows.h"
 #include "cpu/body_panel.h"
 #include "cpu/body_formats_panel.h"
+#include "cpu/body_formats_batch.h"
 #define HEARTH_PANELS
 #include "cpu/body_table.h"
 // clang-format on

@@ -191,7 +191,7 @@ class ReferenceDevice final : public HostDevice {
 
   void attention(const AttentionArgs& a, int64_t T, Act out) override {
     write_cache(a, T);
-    const int64_t d = a.head_dim;
+    const int64_t d = a.head_dim, dv = a.value_dim();
     for (int64_t t = 0; t < T; ++t) {
       const int64_t last = a.rows.pos[t], first = a.window > 0 ? std::max<int64_t>(0, last - a.window + 1) : 0;
       HEARTH_CHECK(last < a.max_kv, "position {}, max_kv {}", last, a.max_kv);
@@ -209,16 +209,16 @@ class ReferenceDevice final : public HostDevice {
         const double max = std::max(sink, *std::max_element(p.begin(), p.end()));
         double total = std::exp(sink - max);
         for (double& s : p) total += s = std::exp(s - max);
-        for (int64_t i = 0; i < d; ++i) {
+        for (int64_t i = 0; i < dv; ++i) {
           double sum = 0;
           for (int64_t j = first; j <= last; ++j) {
-            sum += p[static_cast<size_t>(j - first)] * f16_to_f32(a.cache.v[cache_at(a, t, kv_head, j) + i]);
+            sum += p[static_cast<size_t>(j - first)] * f16_to_f32(a.values()[cache_at(a, t, kv_head, j) + i]);
           }
-          out.x[(t * a.n_head + h) * d + i] = static_cast<float>(sum / total);
+          out.x[(t * a.n_head + h) * dv + i] = static_cast<float>(sum / total);
         }
       }
     }
-    quantize_rows(out, T, a.n_head * d);
+    quantize_rows(out, T, a.n_head * dv);
   }
 
   void ffn_dense(const FfnShard& s, const Input& input, int64_t T, Vector y_bias, float* y, const NextNorm*) override {
@@ -303,14 +303,14 @@ class ReferenceDevice final : public HostDevice {
       }
       for (int64_t h = 0; h < a.n_head_kv; ++h) {
         float* k = a.k + (t * a.n_head_kv + h) * d;
-        const float* v = a.v + (t * a.n_head_kv + h) * d;
         if (a.k_norm) rms_norm(k, a.k_norm, a.norm_eps);
+        if (a.latent_norm) rms_norm(k + d - a.latent_norm.n, a.latent_norm, a.norm_eps);
         rotate(k, a, pos);
-        for (int64_t i = 0; i < d; ++i) {
-          const int64_t at = cache_at(a, t, h, pos) + i;
-          a.cache.k[at] = f32_to_f16(k[i]);
-          a.cache.v[at] = f32_to_f16(v[i]);
-        }
+        const int64_t at = cache_at(a, t, h, pos);
+        for (int64_t i = 0; i < d; ++i) a.cache.k[at + i] = f32_to_f16(k[i]);
+        if (a.latent_norm) continue;
+        const float* v = a.v + (t * a.n_head_kv + h) * d;
+        for (int64_t i = 0; i < d; ++i) a.cache.v[at + i] = f32_to_f16(v[i]);
       }
     }
   }

@@ -64,6 +64,13 @@ void CudaDevice::route(const Router& router, const Input& in, int64_t T, const E
   const int64_t n = router.routing.n_expert;
   HEARTH_CHECK(n < limits_.n_experts + (router.shared ? 0 : 1), "a router of {} experts, reserved for {}", n,
                limits_.n_experts);
+  if (T <= kFewTokens && route_fits(router)) {
+    const auto norm = norm_on_the_way(in, router.w, T, {});
+    if (!norm) norm_first(in, T);
+    left_ = {};
+    return cuda::route(gpu_, router, norm ? &*norm : nullptr, in.act.x, T,
+                       {scratch_.expert_logits, scratch_.expert_arrived}, choice);
+  }
   float* const logits = scratch_.expert_logits;
   float* const shared = router.shared_gate ? logits + T * n : nullptr;
   const std::array parts = {MatmulPart{.w = router.w, .bias = router.bias, .y = logits},

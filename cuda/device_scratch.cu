@@ -53,6 +53,7 @@ size_t DeviceScratch::place(const Gpu& gpu, const Limits& l, std::byte* base) {
   take(argmax, each(few * kArgmaxBlocks, 8));
   const int64_t values = l.n_named * l.n_ff_expert;
   take(expert_logits, each(T * l.n_experts, 4));
+  take(expert_arrived, each(few, 4));
   take(expert_values, each(few * values, 4));
   take(expert_values_q8, l.quantized_weights ? each(few, static_cast<size_t>(q8_row_bytes(values))) : 0);
   if (!has_gemm) return total;

@@ -24,6 +24,7 @@ struct DeviceScratch {
   Exchange exchange;                     // of the predictor
   float* hint = nullptr;                 // [n_ff] hidden vector of hints
   float* expert_logits = nullptr;        // [max_tokens][n_experts]
+  unsigned* expert_arrived = nullptr;    // [few tokens] zero between launches
   float* expert_values = nullptr;        // [few tokens][n_named * n_ff_expert]
   void* expert_values_q8 = nullptr;      // the same in the 8-bit form
   int32_t* expert_groups = nullptr;      // PairGroups of expert_tokens()

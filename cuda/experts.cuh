@@ -28,6 +28,15 @@ struct ExpertRun {
 void choose(const Gpu& gpu, const Router& router, const float* logits, const float* shared, int64_t T,
             const ExpertChoice& choice);
 
+// Few tokens: the products with w too, and the norm of the input on the way. x: the input where there is no norm.
+struct RouteScratch {
+  float* logits = nullptr;      // [T][n_expert + 1]
+  unsigned* arrived = nullptr;  // [T], zero before and after
+};
+bool route_fits(const Router& router);
+void route(const Gpu& gpu, const Router& router, const InputNorm* norm, const float* x, int64_t T,
+           const RouteScratch& scratch, const ExpertChoice& choice);
+
 // --- experts_few.cu: few tokens ---
 // hidden [T][n_slots * n]: the values of the neurons of each token's experts, those of an absent expert undefined.
 void experts_gate_up(const Gpu& gpu, const ExpertRun& run, Act in, int64_t T, Act hidden);

@@ -1,6 +1,8 @@
-// From a router's logits to a token's experts. One warp a token: a choice among at most kMostExperts numbers.
+// From a router's input to a token's experts. One warp chooses: among at most kMostExperts numbers.
+#include "cuda/exchange.cuh"
 #include "cuda/experts.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/staged_input.cuh"
 
 namespace hearth::cuda {
 namespace {
@@ -26,9 +28,15 @@ __device__ __forceinline__ int id_of(unsigned long long order) {
   return static_cast<int>(0xFFFFFFFFu - static_cast<unsigned>(order));
 }
 __device__ __forceinline__ unsigned long long warp_largest(unsigned long long v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto high = static_cast<unsigned>(v >> 32), top = __reduce_max_sync(kAllLanes, high);
+  const unsigned low = __reduce_max_sync(kAllLanes, high == top ? static_cast<unsigned>(v) : 0u);
+  return static_cast<unsigned long long>(top) << 32 | low;
+#else
 #pragma unroll
   for (int o = kWarp / 2; o > 0; o /= 2) v = max(v, __shfl_xor_sync(kAllLanes, v, o));
   return v;
+#endif
 }
 
 // x[i] becomes exp(x[i] - the largest) / their sum.
@@ -43,12 +51,11 @@ __device__ __forceinline__ void softmax(float* x, int n) {
   __syncwarp();
 }
 
-// Experts of groups that are not among the best get the order of -inf.
-__device__ void keep_best_groups(const Routing& r, const float* score, const float* correction,
-                                 unsigned long long* order, unsigned long long* of_group) {
+// of_group[g] becomes 0 for the best groups. selecting(i): the selecting score of expert i.
+template <typename Selecting>
+__device__ void keep_best_groups(const Routing& r, Selecting selecting, unsigned long long* of_group) {
   const int lane = threadIdx.x, n_groups = static_cast<int>(r.n_groups);
   const int size = static_cast<int>(r.n_expert) / n_groups;
-  const auto selecting = [&](int i) { return score[i] + (correction != nullptr ? correction[i] : 0.0f); };
   for (int g = lane; g < n_groups; g += kWarp) {
     float best = -INFINITY, second = -INFINITY;
     for (int i = g * size; i < (g + 1) * size; ++i) {
@@ -66,29 +73,29 @@ __device__ void keep_best_groups(const Routing& r, const float* score, const flo
     if (lane == 0) of_group[id_of(best)] = 0;  // kept
   }
   __syncwarp();
-  for (int i = lane; i < r.n_expert; i += kWarp) {
-    if (of_group[i / size] != 0) order[i] = order_of(-INFINITY, i);
-  }
-  __syncwarp();
 }
 
-__global__ void __launch_bounds__(kWarp) choose_kernel(const __grid_constant__ ChooseArgs a) {
-  extern __shared__ unsigned long long orders[];  // of the experts, then of the groups
+// Shared memory of choose_one().
+size_t choose_bytes(const Routing& r) {
+  return static_cast<size_t>(r.n_expert + r.n_groups) * sizeof(unsigned long long) +
+         static_cast<size_t>(r.n_expert + r.n_used) * sizeof(float);
+}
+
+// Token t's choice. Called by one warp, the block's first.
+__device__ void choose_one(const ChooseArgs& a, int64_t t, unsigned long long* orders) {
   const Routing& r = a.routing;
   const int lane = threadIdx.x, n = static_cast<int>(r.n_expert), n_used = static_cast<int>(r.n_used);
-  unsigned long long* const of_group = orders + n;
+  unsigned long long* const of_group = orders + n;  // behind those of the experts; 0: chosen
   float* const score = reinterpret_cast<float*>(of_group + r.n_groups);
   float* const chosen = score + n;  // weights of the chosen ones
-  grid_trigger();
-  grid_wait();
-  const float* const logits = a.logits + static_cast<int64_t>(blockIdx.x) * n;
-  int32_t* const ids = a.to.ids + blockIdx.x * a.to.n_named;
-  float* const weights = a.to.weights + blockIdx.x * a.to.n_named;
+  const float* const logits = a.logits + t * n;
+  int32_t* const ids = a.to.ids + t * a.to.n_named;
+  float* const weights = a.to.weights + t * a.to.n_named;
   bool is_nan = false;
   for (int i = lane; i < n; i += kWarp) is_nan |= isnan(score[i] = __ldcg(logits + i));
   if (a.has_shared && lane == 0) {
     ids[n_used] = n;
-    weights[n_used] = a.shared != nullptr ? 1.0f / (1.0f + expf(-__ldcg(a.shared + blockIdx.x))) : 1.0f;
+    weights[n_used] = a.shared != nullptr ? 1.0f / (1.0f + expf(-__ldcg(a.shared + t))) : 1.0f;
   }
   if (__any_sync(kAllLanes, is_nan)) {
     for (int j = lane; j < n_used; j += kWarp) ids[j] = j, weights[j] = NAN;
@@ -96,23 +103,25 @@ __global__ void __launch_bounds__(kWarp) choose_kernel(const __grid_constant__ C
   }
   __syncwarp();
   if (r.gating == Gating::softmax) softmax(score, n);
-  for (int i = lane; i < n; i += kWarp) {
-    if (r.gating == Gating::sigmoid) score[i] = 1.0f / (1.0f + expf(-score[i]));
-    orders[i] = order_of(score[i] + (a.correction != nullptr ? a.correction[i] : 0.0f), i);
-  }
+  for (int i = lane; i < n && r.gating == Gating::sigmoid; i += kWarp) score[i] = 1.0f / (1.0f + expf(-score[i]));
   __syncwarp();
-  if (r.n_groups_used < r.n_groups) keep_best_groups(r, score, a.correction, orders, of_group);
+  const auto selecting = [&](int i) { return score[i] + (a.correction != nullptr ? a.correction[i] : 0.0f); };
+  if (r.n_groups_used < r.n_groups) keep_best_groups(r, selecting, of_group);
+  for (int i = lane; i < n; i += kWarp) {
+    const bool kept = r.n_groups_used >= r.n_groups || of_group[i / (n / static_cast<int>(r.n_groups))] == 0;
+    orders[i] = order_of(kept ? selecting(i) : -INFINITY, i);
+  }
   for (int j = 0; j < n_used; ++j) {
     unsigned long long best = 0;
-    for (int i = lane; i < n; i += kWarp) best = max(best, orders[i]);
+    for (int i = lane; i < n; i += kWarp) best = max(best, orders[i]);  // the lane's own alone
     best = warp_largest(best);
-    if (lane == id_of(best) % kWarp) orders[id_of(best)] = 0;  // that lane's own
+    if (lane == id_of(best) % kWarp) orders[id_of(best)] = 0;
   }
-  __syncwarp();
   for (int base = 0, count = 0; base < n; base += kWarp) {
     const int i = base + lane;
-    const unsigned mask = __ballot_sync(kAllLanes, i < n && orders[i] == 0);
-    if (i < n && orders[i] == 0) {
+    const bool is_chosen = i < n && orders[i] == 0;
+    const unsigned mask = __ballot_sync(kAllLanes, is_chosen);
+    if (is_chosen) {
       const int j = count + __popc(mask & ((1u << lane) - 1));
       ids[j] = i;
       chosen[j] = score[i];
@@ -130,17 +139,129 @@ __global__ void __launch_bounds__(kWarp) choose_kernel(const __grid_constant__ C
   for (int j = lane; j < n_used; j += kWarp) weights[j] = chosen[j] / sum * r.scale;
 }
 
+__global__ void __launch_bounds__(kWarp) choose_kernel(const __grid_constant__ ChooseArgs a) {
+  extern __shared__ unsigned long long orders[];
+  grid_trigger();
+  grid_wait();
+  choose_one(a, blockIdx.x, orders);
+}
+
+// --- few tokens: the norm of the input, the products and the choice in one kernel ---
+
+constexpr int kRouterThreads = 256;
+constexpr int kMaxQuads = 8;  // of a thread
+
+struct RouteArgs {
+  ChooseArgs choose;
+  const float *w, *bias, *shared_gate;  // f32
+  InputNorm norm;                       // norm.x null: the input is x
+  const float* x;                       // [T][cols]
+  float *logits, *shared;
+  unsigned* arrived;  // [T], zero before and after
+  int cols;
+};
+
+// Grid: (T, rows): the experts, then the shared one's gate. The token's last block to have its logit chooses.
+template <int kQuads>
+__global__ void __launch_bounds__(kRouterThreads) route_kernel(const __grid_constant__ RouteArgs a) {
+  extern __shared__ unsigned long long orders[];
+  __shared__ float sums[2][kWarp];
+  __shared__ bool is_last;
+  grid_trigger();
+  const int tid = static_cast<int>(threadIdx.x), n = static_cast<int>(a.choose.routing.n_expert);
+  const int row = static_cast<int>(blockIdx.y), n_quads = a.cols / 4;
+  const int64_t t = blockIdx.x;
+  const bool gates = row == n, normed = a.norm.x != nullptr;
+  const uint4* const w =
+      reinterpret_cast<const uint4*>(gates ? a.shared_gate : a.w + static_cast<int64_t>(row) * a.cols);
+  const auto as_floats = [](const uint4& v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+  };
+  float4 weight[kQuads];
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int i = tid + k * kRouterThreads;
+    weight[k] = make_float4(0, 0, 0, 0);
+    if (i >= n_quads) continue;
+    weight[k] = as_floats(load_weights(w + i));
+    if (normed)
+      weight[k] = multiply(weight[k], as_floats(load_weights(reinterpret_cast<const uint4*>(a.norm.weight) + i)));
+  }
+  grid_wait();
+  const float* const x = (normed ? a.norm.x : a.x) + t * a.cols;
+  float squares = 0.0f, dot = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kQuads; ++k) {
+    const int i = tid + k * kRouterThreads;
+    if (i >= n_quads) continue;
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(x) + i);
+    squares = sum_of_squares(v, squares);
+    dot = fmaf(v.x, weight[k].x, fmaf(v.y, weight[k].y, fmaf(v.z, weight[k].z, fmaf(v.w, weight[k].w, dot))));
+  }
+  squares = block_sum(squares, sums[0]);
+  dot = block_sum(dot, sums[1]);
+  const float scale = normed ? a.norm.scale(squares) : 1.0f;
+  if (tid == 0) {
+    if (gates) {
+      __stcg(a.shared + t, dot * scale);
+    } else {
+      __stcg(a.logits + t * n + row, dot * scale + (a.bias != nullptr ? a.bias[row] : 0.0f));
+    }
+    is_last = count_arrival(a.arrived + t) == gridDim.y - 1;
+    if (is_last) a.arrived[t] = 0;  // for the next launch
+  }
+  if (normed && tid >= kRouterThreads - kWarp) {  // the block's share of the norm's result
+    for (int block = row; block < a.norm.n / 32; block += static_cast<int>(gridDim.y)) {
+      const int i = block * 32 + tid % kWarp;
+      a.norm.store(t, block, __ldcg(x + i) * a.norm.weight[i] * scale);
+    }
+  }
+  __syncthreads();
+  if (is_last && tid < kWarp) choose_one(a.choose, t, orders);
+}
+
+ChooseArgs choose_args(const Router& router, const float* logits, const float* shared, const ExpertChoice& choice) {
+  const Routing& r = router.routing;
+  HEARTH_CHECK(r.n_used >= 1 && r.n_used <= r.n_expert && r.n_expert <= kMostExperts, "{} experts of {}", r.n_used,
+               r.n_expert);
+  return {r, logits, shared, router.correction.data, router.shared, choice};
+}
+
 }  // namespace
 
 void choose(const Gpu& gpu, const Router& router, const float* logits, const float* shared, int64_t T,
             const ExpertChoice& choice) {
-  const Routing& r = router.routing;
-  HEARTH_CHECK(r.n_used >= 1 && r.n_used <= r.n_expert && r.n_expert <= kMostExperts, "{} experts of {}", r.n_used,
-               r.n_expert);
-  const size_t bytes = static_cast<size_t>(r.n_expert + r.n_groups) * sizeof(unsigned long long) +
-                       static_cast<size_t>(r.n_expert + r.n_used) * sizeof(float);
-  launch(gpu, choose_kernel, grid_size(T), kWarp, bytes,
-         ChooseArgs{r, logits, shared, router.correction.data, router.shared, choice});
+  launch(gpu, choose_kernel, grid_size(T), kWarp, choose_bytes(router.routing),
+         choose_args(router, logits, shared, choice));
+}
+
+bool route_fits(const Router& r) {
+  const bool plain = r.w.type == DType::f32 && (!r.shared_gate || r.shared_gate.type == DType::f32);
+  return plain && r.w.cols % 4 == 0 && r.w.cols <= 4 * kMaxQuads * kRouterThreads;
+}
+
+void route(const Gpu& gpu, const Router& r, const InputNorm* norm, const float* x, int64_t T, const RouteScratch& to,
+           const ExpertChoice& choice) {
+  HEARTH_CHECK(route_fits(r) && T <= kFewTokens);
+  const int64_t n = r.routing.n_expert, cols = r.w.cols;
+  float* const shared = r.shared_gate ? to.logits + T * n : nullptr;
+  const auto data = [](const Matrix& m) { return static_cast<const float*>(m.data); };
+  const RouteArgs args{choose_args(r, to.logits, shared, choice),
+                       data(r.w),
+                       r.bias.data,
+                       data(r.shared_gate),
+                       norm != nullptr ? *norm : InputNorm{},
+                       x,
+                       to.logits,
+                       shared,
+                       to.arrived,
+                       static_cast<int>(cols)};
+  const int64_t quads = ceil_div(cols / 4, kRouterThreads);
+  launch(gpu,
+         quads <= 2   ? route_kernel<2>
+         : quads <= 4 ? route_kernel<4>
+                      : route_kernel<kMaxQuads>,
+         token_grid(T, n + (r.shared_gate ? 1 : 0)), kRouterThreads, choose_bytes(r.routing), args);
 }
 
 }  // namespace hearth::cuda

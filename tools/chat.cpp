@@ -86,7 +86,7 @@ class Chat {
   }
 
   void answer() {
-    std::vector<int32_t> ids = text::encode_chat(tokenizer_, template_.apply(messages_));
+    std::vector<int32_t> ids = template_.encode(tokenizer_, messages_);
     engine::Sequence& text = session_.text();
     // What the cache has of it stays; one token at least is evaluated, for its logits.
     known_.resize(static_cast<size_t>(text.n_past()));

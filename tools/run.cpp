@@ -47,7 +47,7 @@ std::vector<int32_t> encode_chat_prompt(const RunOptions& o, const text::Tokeniz
   auto messages = nlohmann::ordered_json::array();
   if (!o.system_prompt.empty()) messages.push_back({{"role", "system"}, {"content", o.system_prompt}});
   messages.push_back({{"role", "user"}, {"content", user}});
-  return text::encode_chat(tokenizer, text::ChatTemplate::of(tokenizer, o.chat_template).apply(messages));
+  return text::ChatTemplate::of(tokenizer, o.chat_template).encode(tokenizer, messages);
 }
 
 std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::string& text) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/blocks.h"
 #include "core/error.h"
 #include "core/thread_team.h"
 #include "gguf/gguf.h"
@@ -32,21 +33,24 @@ class RowConverter {
       : config_(config),
         t_(tensor),
         type_(type),
-        in_row_(row_bytes(tensor.source->traits->type, tensor.cols)),
+        in_row_(tensor.scales != nullptr ? 0 : row_bytes(tensor.source->traits->type, tensor.cols)),
         out_row_(row_bytes(type, tensor.cols)),
         narrow_(type != DType::f32 && type != DType::bf16),
-        part_rows_(tensor.each.empty() ? tensor.rows : tensor.rows / tensor.n_experts) {}
+        part_rows_(tensor.n_stacked == 0 ? tensor.rows : tensor.rows / tensor.n_stacked) {}
 
   // Rows [begin, end) of the result; valid until the next call.
   std::span<const std::byte> convert(int64_t begin, int64_t end) {
     const auto n_rows = static_cast<size_t>(end - begin);
-    if (t_.order == RowOrder::as_is && t_.each.empty() && t_.source->traits->type == type_ && !narrow_ &&
+    if (t_.order == RowOrder::as_is && t_.each.empty() && !t_.strides && t_.source->traits->type == type_ && !narrow_ &&
         !t_.plus_one) {
       return t_.source->data.subspan(static_cast<size_t>(begin) * in_row_, n_rows * in_row_);
     }
-    const auto cols = static_cast<size_t>(t_.cols);
-    floats_.resize(cols);
     out_.resize(n_rows * out_row_);
+    if (t_.scales != nullptr) {
+      for (int64_t r = begin; r < end; ++r) join_blocks(r, out_.data() + static_cast<size_t>(r - begin) * out_row_);
+      return out_;
+    }
+    floats_.resize(static_cast<size_t>(t_.cols));
     for (int64_t r = begin; r < end; ++r) {
       load(source_row(config_, t_.order, r));
       if (t_.plus_one) std::for_each(floats_.begin(), floats_.end(), [](float& x) { x += 1; });
@@ -57,7 +61,40 @@ class RowConverter {
   }
 
  private:
+  // The first element of a row of the result, where one tensor of the checkpoint has several matrices; of MXFP4 its row.
+  size_t first_element(int64_t row) const {
+    const Strides& s = *t_.strides;
+    return static_cast<size_t>(row / part_rows_ * s.matrix + row % part_rows_ * s.row + s.first);
+  }
+
+  // The codes of MXFP4, neighbours in a byte, with the exponent before them and as ggml orders them: the first half of
+  // the block in the low nibbles. Nothing is rounded.
+  void join_blocks(int64_t row, std::byte* out) const {
+    const auto n_blocks = static_cast<size_t>(t_.cols / BlockMXFP4::size), from = first_element(row) * n_blocks;
+    for (size_t b = 0; b < n_blocks; ++b) {
+      BlockMXFP4 block;
+      block.e = static_cast<uint8_t>(t_.scales->data[from + b]);
+      const std::byte* const codes = t_.source->data.data() + (from + b) * sizeof block.qs;
+      const auto code = [&](size_t i) { return static_cast<uint8_t>(codes[i / 2]) >> (i % 2 * 4) & 15; };
+      for (size_t i = 0; i < sizeof block.qs; ++i) {
+        block.qs[i] = static_cast<uint8_t>(code(i) | code(i + sizeof block.qs) << 4);
+      }
+      std::memcpy(out + b * sizeof block, &block, sizeof block);
+    }
+  }
+
+  void gather(int64_t row) {
+    const size_t width = in_row_ / static_cast<size_t>(t_.cols),
+                 column = static_cast<size_t>(t_.strides->column) * width;
+    aligned_.resize(in_row_ / sizeof(float) + 1);
+    const std::byte* from = t_.source->data.data() + first_element(row) * width;
+    auto* to = reinterpret_cast<std::byte*>(aligned_.data());
+    for (int64_t c = 0; c < t_.cols; ++c, from += column, to += width) std::memcpy(to, from, width);
+    t_.source->traits->to_float(aligned_.data(), floats_.data(), t_.cols);
+  }
+
   void load(int64_t row) {
+    if (t_.strides) return gather(row);
     const SafeTensor& from = t_.each.empty() ? *t_.source : *t_.each[static_cast<size_t>(row / part_rows_)];
     const std::byte* source = from.data.data() + static_cast<size_t>(row % part_rows_) * in_row_;
     if (reinterpret_cast<uintptr_t>(source) % alignof(float) != 0) {  // a header may have any length
@@ -133,12 +170,15 @@ class Conversion {
 
   static std::vector<int64_t> shape_of(const MappedTensor& t) {
     if (t.vector) return {t.rows};
-    return t.n_experts > 0 ? std::vector{t.cols, t.rows / t.n_experts, t.n_experts} : std::vector{t.cols, t.rows};
+    return t.n_stacked > 0 ? std::vector{t.cols, t.rows / t.n_stacked, t.n_stacked} : std::vector{t.cols, t.rows};
   }
 
   void add(const MappedTensor& t) {
     DType type = t.vector || t.keep_f32 ? DType::f32 : options_.type;
-    if (const DType fitting = offline::fitting_type(type, t.cols, t.source->traits->type); fitting != type) {
+    if (t.scales != nullptr) {
+      if (!kept_mxfp4_) notice("the experts stay in mxfp4, as the checkpoint has them");
+      kept_mxfp4_ = true, type = DType::mxfp4;
+    } else if (const DType fitting = offline::fitting_type(type, t.cols, t.source->traits->type); fitting != type) {
       notice(fmt::format("{} has {} columns, no multiple of {}'s block of {}: stored as {}", t.name, t.cols,
                          traits(type).name, traits(type).block_size, traits(fitting).name));
       type = fitting;
@@ -171,6 +211,7 @@ class Conversion {
       if (options_.on_progress) options_.on_progress({t.name, done_, total_});
     }
     checkpoint_.dont_need(*t.source);
+    if (t.scales != nullptr) checkpoint_.dont_need(*t.scales);
     for (const SafeTensor* part : t.each) checkpoint_.dont_need(*part);
   }
 
@@ -182,6 +223,7 @@ class Conversion {
   gguf::Writer writer_;
   ThreadTeam team_;
   uint64_t done_ = 0, total_ = 0;
+  bool kept_mxfp4_ = false;
 };
 
 }  // namespace

@@ -31,12 +31,18 @@ constexpr HfArchitecture kArchitectures[] = {
      .partial_rotary = 0.5},
     {.hf_name = "GptOssForCausalLM",
      .arch = "gpt-oss",
-     .refused = true,
+     .clamped_silu = true,
      .sinks = true,
      .norms = Norms::between,
      .head_dim = 64,
      .window_period = 2,
      .rope_theta = 150000},
+    {.hf_name = "DeepseekV2ForCausalLM", .arch = "deepseek2", .latent_attention = true},
+    {.hf_name = "DeepseekV3ForCausalLM", .arch = "deepseek2", .latent_attention = true},
+    {.hf_name = "SmallThinkerForCausalLM",
+     .arch = "smallthinker",
+     .n_ff_key = "moe_ffn_hidden_size",
+     .activation = "relu"},
     {.hf_name = "Gemma2ForCausalLM",
      .arch = "gemma2",
      .norms = Norms::around,
@@ -79,7 +85,7 @@ constexpr HfArchitecture kArchitectures[] = {
 std::string supported_architectures() {
   std::string names;
   for (const HfArchitecture& a : kArchitectures) {
-    if (!a.refused) names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
+    names += (names.empty() ? "" : ", ") + std::string(a.hf_name);
   }
   return names;
 }

@@ -15,11 +15,12 @@ struct HfArchitecture {
   Family family = Family::llama;
   bool permute_rope = false;  // llama.cpp rotates neighbours
   bool gated = true;
-  bool fused = false;          // one tensor for q, k and v, and one for gate and up
-  bool qkv_bias = false;       // always there, whatever attention_bias says
-  bool only_qkv_bias = false;  // attention_bias is of q, k and v, and not of the output
-  bool drelu = false;          // the modelling code applies hidden_act to both factors
-  bool refused = false;        // its attention is described, its experts cannot be converted yet (hf_experts.cpp)
+  bool fused = false;             // one tensor for q, k and v, and one for gate and up
+  bool qkv_bias = false;          // always there, whatever attention_bias says
+  bool only_qkv_bias = false;     // attention_bias is of q, k and v, and not of the output
+  bool drelu = false;             // the modelling code applies hidden_act to both factors
+  bool clamped_silu = false;      // its experts', whatever hidden_act says; clamped at swiglu_limit (gpt-oss)
+  bool latent_attention = false;  // multi-head latent attention (DeepSeek)
   QkNorm qk_norm = QkNorm::none;
   const char* qk_norm_key = nullptr;  // says whether there are such norms
   bool sinks = false;
@@ -28,6 +29,7 @@ struct HfArchitecture {
   bool norms_less_one = false;  // weights of RMS norms are stored less one
   bool tied_head = false;       // where tie_word_embeddings is absent
   const char* eps_key = "rms_norm_eps";
+  const char* n_ff_key = "intermediate_size";
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   int64_t head_dim = 0;       // where the key is absent; 0: hidden_size / heads
@@ -48,6 +50,8 @@ const HfArchitecture& find_architecture(const Json& config, const std::string& w
 // --- hf_attention.cpp: what config.json says of attention, for llama's relatives ---
 void read_windows(const Fields& fields, const Json& config, const HfArchitecture& arch, HfConfig& c);
 void read_rope(const Fields& fields, const HfArchitecture& arch, HfConfig& c);
+// Sizes of multi-head latent attention.
+void read_latent(const Fields& fields, HfConfig& c);
 // Multipliers and caps of attention, embeddings, halves of layers and logits.
 void read_scales(const Fields& fields, const HfArchitecture& arch, HfConfig& c);
 void write_attention(const HfConfig& config, gguf::Writer& writer);

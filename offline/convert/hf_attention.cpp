@@ -13,11 +13,13 @@ namespace hearth::convert {
 namespace {
 
 constexpr const char* kFullAttention = "full_attention";
+constexpr double kLatentNormEps = 1e-6;  // the modelling code's, whatever rms_norm_eps says
 constexpr const char* kSlidingAttention = "sliding_attention";
 
-std::vector<bool> by_period(int64_t n_layer, int64_t period) {
+// False for the last layer of each period, or the first.
+std::vector<bool> by_period(int64_t n_layer, int64_t period, bool first = false) {
   std::vector<bool> layers;
-  for (int64_t l = 0; l < n_layer; ++l) layers.push_back((l + 1) % period != 0);
+  for (int64_t l = 0; l < n_layer; ++l) layers.push_back((first ? l : l + 1) % period != 0);
   return layers;
 }
 
@@ -65,6 +67,7 @@ void read_yarn(const Fields& f, HfConfig& c) {
   r.beta_fast = positive(f, "beta_fast", 32.0), r.beta_slow = positive(f, "beta_slow", 1.0);
   r.truncate = f.flag("truncate", true);
   const double m = f.number("mscale").value_or(0), all = f.number("mscale_all_dim").value_or(0);
+  r.mscale_all_dim = all;
   const double scaled = m != 0 && all != 0 ? model::yarn_magnitude(r.factor, m) / model::yarn_magnitude(r.factor, all)
                                            : model::yarn_magnitude(r.factor);
   r.attention_factor = positive(f, "attention_factor", scaled);
@@ -96,26 +99,40 @@ void read_scaling(const Fields& top, const Fields& f, HfConfig& c) {
   }
 }
 
-void read_rotated_layers(const Fields& f, const HfArchitecture& a, HfConfig& c) {
-  if (a.no_rope_period == 0) return;
-  const Json* list = f.find("no_rope_layers");
-  if (list == nullptr) {
-    c.rotated_layers = by_period(c.n_layer, f.integer("no_rope_layer_interval", 1, 4096).value_or(a.no_rope_period));
-    return;
-  }
+// A list of 0 or 1 for each layer; empty where the key is absent.
+std::vector<bool> read_layout(const Fields& f, const char* key, int64_t n_layer) {
+  const Json* list = f.find(key);
+  if (list == nullptr) return {};
   const auto is_flag = [](const Json& item) {
     return item.is_number_integer() && (item.get<int64_t>() == 0 || item.get<int64_t>() == 1);
   };
-  if (!list->is_array() || std::ssize(*list) != c.n_layer || !std::all_of(list->begin(), list->end(), is_flag)) {
-    fail("{}: no_rope_layers is {}, expected 0 or 1 for each of {} layers", f.where(), shown(*list), c.n_layer);
+  if (!list->is_array() || std::ssize(*list) != n_layer || !std::all_of(list->begin(), list->end(), is_flag)) {
+    fail("{}: {} is {}, expected 0 or 1 for each of {} layers", f.where(), key, shown(*list), n_layer);
   }
-  for (const Json& item : *list) c.rotated_layers.push_back(item.get<int64_t>() == 1);
+  std::vector<bool> layers;
+  for (const Json& item : *list) layers.push_back(item.get<int64_t>() == 1);
+  return layers;
 }
 
-// The period of which the last layer is false; 0: there is none.
-int64_t period_of(const std::vector<bool>& layers) {
+void read_rotated_layers(const Fields& f, const HfArchitecture& a, HfConfig& c) {
+  c.rotated_layers = read_layout(f, "rope_layout", c.n_layer);  // SmallThinker
+  if (a.no_rope_period == 0) return;
+  c.rotated_layers = read_layout(f, "no_rope_layers", c.n_layer);
+  if (!c.rotated_layers.empty()) return;
+  c.rotated_layers = by_period(c.n_layer, f.integer("no_rope_layer_interval", 1, 4096).value_or(a.no_rope_period));
+}
+
+// The layers that are rotated where a file says which ones have windows, and no more.
+std::vector<bool> rotated_by_default(const HfConfig& c, const model::Architecture& described) {
+  if (described.full_unrotated && c.sliding_window > 0) return c.window_layers;
+  if (described.no_rope_period > 0) return by_period(c.n_layer, described.no_rope_period);
+  return std::vector<bool>(static_cast<size_t>(c.n_layer), true);
+}
+
+// The period that by_period() makes these of; 0: there is none.
+int64_t period_of(const std::vector<bool>& layers, bool first) {
   for (int64_t p = 2; p <= std::ssize(layers); ++p) {
-    if (by_period(std::ssize(layers), p) == layers) return p;
+    if (by_period(std::ssize(layers), p, first) == layers) return p;
   }
   return 0;
 }
@@ -124,7 +141,9 @@ int64_t period_of(const std::vector<bool>& layers) {
 
 void read_windows(const Fields& f, const Json& config, const HfArchitecture& a, HfConfig& c) {
   if (!f.flag("use_sliding_window", true)) return;
-  c.sliding_window = f.integer("sliding_window", 0, kMaxContext).value_or(0);
+  const bool smallthinker = f.has("sliding_window_layout");
+  const char* const key = smallthinker ? "sliding_window_size" : "sliding_window";
+  c.sliding_window = f.integer(key, 0, kMaxContext).value_or(0);
   if (const auto types = config.find("layer_types"); types != config.end() && types->is_array()) {
     if (std::ssize(*types) != c.n_layer) {
       fail("{}: layer_types has {} entries, expected one for each of {} layers", f.where(), types->size(), c.n_layer);
@@ -135,10 +154,12 @@ void read_windows(const Fields& f, const Json& config, const HfArchitecture& a, 
                 "full_attention and sliding_attention are");
       c.window_layers.push_back(name == kSlidingAttention);
     }
+  } else if (smallthinker) {
+    c.window_layers = read_layout(f, "sliding_window_layout", c.n_layer);
   } else if (a.window_period > 0) {
-    const char* const key =
+    const char* const period =
         f.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern" : "_sliding_window_pattern";
-    c.window_layers = by_period(c.n_layer, f.integer(key, 1, 4096).value_or(a.window_period));
+    c.window_layers = by_period(c.n_layer, f.integer(period, 1, 4096).value_or(a.window_period));
   } else if (f.find("use_sliding_window") != nullptr && c.sliding_window > 0) {
     const int64_t first = f.integer("max_window_layers", 0, kMaxDim).value_or(28);
     for (int64_t l = 0; l < c.n_layer; ++l) c.window_layers.push_back(l >= first);
@@ -147,6 +168,18 @@ void read_windows(const Fields& f, const Json& config, const HfArchitecture& a, 
   }
   const bool any = std::find(c.window_layers.begin(), c.window_layers.end(), true) != c.window_layers.end();
   if (!any) c.sliding_window = 0;
+}
+
+void read_latent(const Fields& f, HfConfig& c) {
+  constexpr int64_t kMaxLength = 4096;
+  c.latent.n_latent = f.require_integer("kv_lora_rank", 1, kMaxDim);
+  c.latent.n_q_latent = f.integer("q_lora_rank", 1, kMaxDim).value_or(0);
+  c.latent.n_plain = f.require_integer("qk_nope_head_dim", 1, kMaxLength);
+  c.latent.n_value = f.require_integer("v_head_dim", 1, kMaxLength);
+  c.head_dim = f.require_integer("qk_rope_head_dim", 1, kMaxLength);
+  c.explicit_head_dim = true;
+  refuse_if(f.flag("attention_bias", false), f, "attention_bias beside latent attention", "false is");
+  refuse_if(!f.flag("rope_interleave", true), f, "rope_interleave = false", "true is");
 }
 
 // Today's `rope_parameters` holds the base and the scaling, by type of layer where they differ; older files have
@@ -207,11 +240,22 @@ void write_attention(const HfConfig& c, gguf::Writer& writer) {
   if (c.sliding_window > 0 || described->window > 0)
     u32("attention.sliding_window", static_cast<double>(c.sliding_window));
   if (c.sliding_window > 0 && (mixed || described->window_period > 0)) {
-    const int64_t period = period_of(c.window_layers);
+    const int64_t period = period_of(c.window_layers, described->full_first);
     if (period > 0) {
       u32("attention.sliding_window_pattern", static_cast<double>(period));
     } else {
       writer.set(p + "attention.sliding_window_pattern", gguf::Array(c.window_layers));
+    }
+  }
+  if (c.latent) {
+    const auto size = [&](const char* key, int64_t n) { u32(key, static_cast<double>(n)); };
+    if (c.latent.n_q_latent > 0) size("attention.q_lora_rank", c.latent.n_q_latent);
+    size("attention.kv_lora_rank", c.latent.n_latent);
+    size("attention.key_length", c.latent.n_latent + c.n_rot), size("attention.value_length", c.latent.n_latent);
+    size("attention.key_length_mla", c.latent.n_plain + c.n_rot);
+    size("attention.value_length_mla", c.latent.n_value);
+    if (c.norm_eps != kLatentNormEps) {
+      writer.set("hearth.attention.latent_norm_epsilon", static_cast<float>(kLatentNormEps));
     }
   }
   if (c.attention_scale > 0) f32("attention.scale", c.attention_scale);
@@ -225,8 +269,10 @@ void write_attention(const HfConfig& c, gguf::Writer& writer) {
   u32("rope.dimension_count", static_cast<double>(c.n_rot));
   f32("rope.freq_base", c.rope_theta);
   if (c.window_rope_theta > 0) f32("rope.freq_base_swa", c.window_rope_theta);
-  if (!c.rotated_layers.empty() && period_of(c.rotated_layers) != described->no_rope_period) {
-    writer.set("hearth.rope.layers", gguf::Array(c.rotated_layers));
+  const std::vector<bool> all(static_cast<size_t>(c.n_layer), true);
+  if (const auto& rotated = c.rotated_layers.empty() ? all : c.rotated_layers;
+      rotated != rotated_by_default(c, *described)) {
+    writer.set("hearth.rope.layers", gguf::Array(rotated));
   }
   const RopeScaling& r = c.rope;
   switch (r.kind) {
@@ -245,7 +291,12 @@ void write_attention(const HfConfig& c, gguf::Writer& writer) {
       f32("rope.scaling.factor", r.factor);
       u32("rope.scaling.original_context_length", r.original_context);
       f32("rope.scaling.yarn_beta_fast", r.beta_fast), f32("rope.scaling.yarn_beta_slow", r.beta_slow);
-      f32("rope.scaling.attn_factor", r.attention_factor / model::yarn_magnitude(r.factor));
+      if (c.latent && r.mscale_all_dim != 0) {  // llama.cpp corrects the softmax, and not the rotation
+        f32("rope.scaling.yarn_log_multiplier", 0.1 * r.mscale_all_dim);
+        f32("rope.scaling.attn_factor", r.attention_factor);
+      } else {
+        f32("rope.scaling.attn_factor", r.attention_factor / model::yarn_magnitude(r.factor));
+      }
       return writer.set("hearth.rope.yarn_truncates", r.truncate);
   }
 }

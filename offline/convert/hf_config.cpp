@@ -41,10 +41,23 @@ void read_activation(const Fields& f, const HfArchitecture& a, const char* key, 
     // Other publishers use this class name for sparse attention, which is not this.
     refuse_if(a.hf_name == "SparseLlamaForCausalLM" && c.activation == "silu", f, "a SparseLlamaForCausalLM with silu",
               "ProSparse's fatrelu or relu is");
+    // Its modelling code has ReLU and does not ask.
+    refuse_if(a.arch == "smallthinker" && c.activation != "relu", f, "SmallThinker with hidden_act " + hf_name,
+              "relu is");
     if (a.drelu) {
       refuse_if(c.activation != "relu" && c.activation != "drelu", f, "a dReLU model with hidden_act " + hf_name,
                 "relu is expected");
       c.activation = "drelu";
+    }
+  }
+  if (a.clamped_silu) {
+    constexpr double kAlpha = 1.702;
+    refuse_if(c.activation != "silu" && c.activation != "clamped_silu", f, "gpt-oss with " + c.activation, "silu is");
+    refuse_if(f.number("swiglu_alpha").value_or(kAlpha) != kAlpha, f, "another swiglu_alpha", "1.702 is");
+    c.activation = "clamped_silu";
+    c.activation_threshold = static_cast<float>(f.number("swiglu_limit").value_or(7.0));
+    if (!(c.activation_threshold > 0)) {
+      fail("{}: swiglu_limit is {}, expected a positive number", f.where(), c.activation_threshold);
     }
   }
   if (c.activation == "drelu" && !c.gated) fail("{}: drelu needs a gated FFN, and {} has none", f.where(), a.hf_name);
@@ -61,7 +74,7 @@ void read_llama_family(const Fields& f, const Json& config, const HfArchitecture
                        const std::optional<std::string>& ffn, HfConfig& c) {
   c.n_layer = f.require_integer("num_hidden_layers", 1, 4096);
   c.n_embd = f.require_integer("hidden_size", 1, kMaxDim);
-  c.n_ff = f.require_integer("intermediate_size", 1, kMaxDim);
+  c.n_ff = f.require_integer(a.n_ff_key, 1, kMaxDim);
   c.n_head = f.require_integer("num_attention_heads", 1, 4096);
   c.n_head_kv = f.integer("num_key_value_heads", 1, 4096).value_or(c.n_head);
   auto head_dim = f.integer("head_dim", 1, 4096);
@@ -70,6 +83,8 @@ void read_llama_family(const Fields& f, const Json& config, const HfArchitecture
     c.head_dim = *head_dim;
     c.explicit_head_dim = true;
   }
+  if (a.latent_attention) read_latent(f, c);
+  c.n_layers_ahead = f.integer("num_nextn_predict_layers", 0, 4096).value_or(0);
   c.n_ctx = f.require_integer("max_position_embeddings", 1, kMaxContext);
   c.norm_eps = f.require_number(a.eps_key);
   c.tied_head = f.flag("tie_word_embeddings", a.tied_head);
@@ -171,10 +186,13 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
   const Fields f(config, where);
   const HfArchitecture& a = find_architecture(config, where);
   if (const auto quantization = f.object("quantization_config")) {
-    fail(
-        "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth quantize` "
-        "it",
-        where, quantization->text("quant_method").value_or("unknown method"));
+    const std::string method = quantization->text("quant_method").value_or("unknown method");
+    if (method != "mxfp4" || a.arch != "gpt-oss") {  // whose experts stay as they are
+      fail(
+          "{}: the weights are quantised ({}); convert the original f32, f16 or bf16 checkpoint, then `hearth "
+          "quantize` it",
+          where, method);
+    }
   }
   HfConfig c;
   c.hf_architecture = a.hf_name;
@@ -226,9 +244,9 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
   u32("block_count", c.n_layer);
   u32("feed_forward_length", c.n_ff);
   u32("attention.head_count", c.n_head);
-  u32("attention.head_count_kv", c.n_head_kv);
+  u32("attention.head_count_kv", c.latent ? 1 : c.n_head_kv);
   write_experts(c.experts, p, writer);
-  if (c.explicit_head_dim) {
+  if (c.explicit_head_dim && !c.latent) {
     u32("attention.key_length", c.head_dim);
     u32("attention.value_length", c.head_dim);
   }
@@ -237,7 +255,9 @@ void write_config(const HfConfig& c, gguf::Writer& writer) {
   if (c.family == Family::falcon) writer.set(p + "tensor_data_layout", std::string("jploski"));
   write_attention(c, writer);
   writer.set("hearth.ffn.activation", c.activation);
-  if (c.activation == "fat_relu") writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
+  if (c.activation == "fat_relu" || c.activation == "clamped_silu") {
+    writer.set("hearth.ffn.activation_threshold", c.activation_threshold);
+  }
 }
 
 }  // namespace hearth::convert

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gguf/gguf.h"
+#include "model/config.h"
 #include "offline/convert/hf_experts.h"
 #include "offline/convert/json.h"
 
@@ -32,6 +33,7 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;                  // yarn
   bool truncate = true;                                  // yarn
   double attention_factor = 1;                           // longrope, yarn: multiplies cos and sin
+  double mscale_all_dim = 0;                             // yarn: corrects the softmax's temperature (DeepSeek)
   std::vector<float> short_factors, long_factors;        // longrope [n_rot / 2]
 };
 
@@ -41,7 +43,9 @@ struct HfConfig {
   Family family = Family::llama;
   int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_head = 0, n_head_kv = 0, head_dim = 0;
   int64_t n_vocab = 0, n_ctx = 0;
-  bool explicit_head_dim = false;  // config.json names it; it need not be n_embd / n_head
+  int64_t n_layers_ahead = 0;       // 1: behind the last layer there may be one that predicts another token
+  model::LatentDescription latent;  // with head_dim the rotated part of a head
+  bool explicit_head_dim = false;   // config.json names it; it need not be n_embd / n_head
   double norm_eps = 0;
   int64_t n_rot = 0;  // rotated elements of a head
   double rope_theta = 10000.0;
@@ -67,9 +71,10 @@ struct HfConfig {
   bool norms_less_one = false;      // their weights are stored less one
   bool falcon_single_norm = false;  // one norm feeds attention and FFN (Falcon2 11B)
 
-  // relu, fat_relu, relu2, silu, gelu, gelu_tanh or drelu (relu on both factors), as `hearth.ffn.activation` says it.
+  // relu, fat_relu, relu2, silu, gelu, gelu_tanh, clamped_silu or drelu (relu on both factors), as
+  // `hearth.ffn.activation` says it.
   std::string activation;
-  float activation_threshold = 0.0f;  // fat_relu: z > threshold ? z : 0
+  float activation_threshold = 0.0f;  // fat_relu's, clamped_silu's (core/ops.h)
 
   HfExperts experts;  // empty: dense
 

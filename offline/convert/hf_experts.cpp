@@ -33,6 +33,8 @@ constexpr std::array kMixtures = {
             "mlp.shared_experts.", false, true},
     Mixture{"GptOssForCausalLM", ExpertStyle::gpt_oss, Gating::selected_softmax, "intermediate_size", false, false, "",
             false, false},
+    Mixture{"SmallThinkerForCausalLM", ExpertStyle::smallthinker, Gating::sigmoid, "moe_ffn_hidden_size", true, false,
+            "", false, false},
     Mixture{"DeepseekV2ForCausalLM", ExpertStyle::mlp, Gating::softmax, "moe_intermediate_size", false, false,
             "mlp.shared_experts.", false, false},
     Mixture{"DeepseekV3ForCausalLM", ExpertStyle::mlp, Gating::sigmoid, "moe_intermediate_size", true, true,
@@ -70,7 +72,7 @@ void read_groups(const Fields& f, Routing& r) {
 HfExperts read_hf_experts(const Fields& f, std::string_view hf_architecture) {
   HfExperts e;
   Routing& r = e.routing;
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_primary_experts"}) {
     r.n_expert = std::max(r.n_expert, f.integer(key, 0, kMostExperts).value_or(0));
   }
   if (r.n_expert == 0) return e;
@@ -78,9 +80,11 @@ HfExperts read_hf_experts(const Fields& f, std::string_view hf_architecture) {
       std::find_if(kMixtures.begin(), kMixtures.end(), [&](const Mixture& x) { return x.hf_name == hf_architecture; });
   if (m == kMixtures.end()) fail("{}: a mixture of experts is not supported in {}", f.where(), hf_architecture);
   e.style = m->style;
-  refuse_if(e.style == ExpertStyle::gpt_oss, f, "converting the experts of gpt-oss", "its GGUF files are");
   r.gating = m->gating;
-  r.n_used = f.require_integer("num_experts_per_tok", 1, r.n_expert);
+  const bool smallthinker = e.style == ExpertStyle::smallthinker;
+  r.n_used = f.require_integer(smallthinker ? "moe_num_active_primary_experts" : "num_experts_per_tok", 1, r.n_expert);
+  // A softmax over the chosen ones is one over all, divided by the sum of the chosen ones.
+  if (smallthinker && f.flag("moe_primary_router_apply_softmax", false)) r.gating = Gating::softmax;
   r.normalize = m->norm_key ? f.flag("norm_topk_prob", m->normalize) : m->normalize;
   e.n_ff = f.require_integer(m->n_ff_key, 1, kMaxDim);
   refuse_if(f.integer("decoder_sparse_step", 1, kMaxDim).value_or(1) != 1, f, "decoder_sparse_step", "1 is");

@@ -13,9 +13,12 @@ namespace hearth::convert {
 // How a checkpoint names and stores the tensors of its experts.
 enum class ExpertStyle {
   none,
-  mixtral,   // block_sparse_moe.gate, .experts.E.w1 (gate), .w3 (up), .w2 (down)
-  mlp,       // mlp.gate, mlp.experts.E.gate_proj, .up_proj, .down_proj
-  gpt_oss,   // mlp.router, mlp.experts.gate_up_proj [E][in][2 out], gate and up in turn, and biases; or MXFP4 blocks
+  mixtral,       // block_sparse_moe.gate, .experts.E.w1 (gate), .w3 (up), .w2 (down)
+  mlp,           // mlp.gate, mlp.experts.E.gate_proj, .up_proj, .down_proj
+  smallthinker,  // block_sparse_moe.primary_router, .experts.E.gate, .up, .down
+  // mlp.router, mlp.experts.gate_up_proj [E][n_embd][2 n_ff], gate and up in turn, .down_proj [E][n_ff][n_embd]; or their
+  // transposes in MXFP4: .gate_up_proj_blocks [E][2 n_ff][n_embd / 32][16], ..._scales [E][2 n_ff][n_embd / 32]. Biases.
+  gpt_oss,
 };
 
 struct HfExperts {

@@ -253,9 +253,17 @@ class Mapper {
   // The experts of layer l; `hf` and `gguf` are its prefixes.
   void add_experts(const std::string& hf, const std::string& gguf) {
     const HfExperts& e = c_.experts;
-    const bool mixtral = e.style == ExpertStyle::mixtral;
-    const std::string block = hf + (mixtral ? "block_sparse_moe." : "mlp.");
-    add_matrix(block + "gate.weight", gguf + "ffn_gate_inp.weight", e.routing.n_expert, c_.n_embd).keep_f32 = true;
+    if (e.style == ExpertStyle::gpt_oss) return add_gpt_oss(hf + "mlp.", gguf);
+    struct Names {
+      const char *block, *router, *gate, *up, *down;
+    };
+    const Names n = e.style == ExpertStyle::mixtral ? Names{"block_sparse_moe.", "gate", "w1", "w3", "w2"}
+                    : e.style == ExpertStyle::smallthinker
+                        ? Names{"block_sparse_moe.", "primary_router", "gate", "up", "down"}
+                        : Names{"mlp.", "gate", "gate_proj", "up_proj", "down_proj"};
+    const std::string block = hf + n.block;
+    add_matrix(block + n.router + ".weight", gguf + "ffn_gate_inp.weight", e.routing.n_expert, c_.n_embd).keep_f32 =
+        true;
     if (e.correction) add_vector(block + "gate.e_score_correction_bias", gguf + "exp_probs_b.bias", e.routing.n_expert);
     const auto stack = [&](const char* name, const char* in_gguf, int64_t rows, int64_t cols) {
       std::vector<const SafeTensor*> each;
@@ -269,9 +277,9 @@ class Mapper {
       result_.push_back({gguf + in_gguf, each.front(), e.routing.n_expert * rows, cols, false, false, RowOrder::as_is,
                          e.routing.n_expert, std::move(each)});
     };
-    stack(mixtral ? "w1" : "gate_proj", "ffn_gate_exps.weight", e.n_ff, c_.n_embd);
-    stack(mixtral ? "w3" : "up_proj", "ffn_up_exps.weight", e.n_ff, c_.n_embd);
-    stack(mixtral ? "w2" : "down_proj", "ffn_down_exps.weight", c_.n_embd, e.n_ff);
+    stack(n.gate, "ffn_gate_exps.weight", e.n_ff, c_.n_embd);
+    stack(n.up, "ffn_up_exps.weight", e.n_ff, c_.n_embd);
+    stack(n.down, "ffn_down_exps.weight", c_.n_embd, e.n_ff);
     if (e.n_ff_shared == 0) return;
     const std::string shared = hf + std::string(e.shared_prefix);
     add_matrix(shared + "gate_proj.weight", gguf + "ffn_gate_shexp.weight", e.n_ff_shared, c_.n_embd);
@@ -282,34 +290,96 @@ class Mapper {
     result_.push_back({gguf + "ffn_gate_inp_shexp.weight", &gate, 1, c_.n_embd, false, true, RowOrder::as_is, 0, {}});
   }
 
+  // Multi-head latent attention. kv_b_proj has, head after head, rows that make keys and rows that make values.
+  void add_latent_attention(const std::string& hf, const std::string& gguf) {
+    const model::LatentDescription& d = c_.latent;
+    const int64_t n_head = c_.n_head, n_queries = n_head * (d.n_plain + c_.n_rot), per_head = d.n_plain + d.n_value;
+    if (d.n_q_latent > 0) {
+      add_matrix(hf + "q_a_proj.weight", gguf + "attn_q_a.weight", d.n_q_latent, c_.n_embd);
+      add_vector(hf + "q_a_layernorm.weight", gguf + "attn_q_a_norm.weight", d.n_q_latent);
+      add_matrix(hf + "q_b_proj.weight", gguf + "attn_q_b.weight", n_queries, d.n_q_latent);
+    } else {
+      add_matrix(hf + "q_proj.weight", gguf + "attn_q.weight", n_queries, c_.n_embd);
+    }
+    add_matrix(hf + "kv_a_proj_with_mqa.weight", gguf + "attn_kv_a_mqa.weight", d.n_latent + c_.n_rot, c_.n_embd);
+    add_vector(hf + "kv_a_layernorm.weight", gguf + "attn_kv_a_norm.weight", d.n_latent);
+    const SafeTensor& kv_b = require(hf + "kv_b_proj.weight", {n_head * per_head, d.n_latent});
+    MappedTensor k{gguf + "attn_k_b.weight", &kv_b, n_head * d.n_latent, d.n_plain};
+    k.n_stacked = n_head, k.strides = {.matrix = per_head * d.n_latent, .row = 1, .column = d.n_latent};
+    MappedTensor v{gguf + "attn_v_b.weight", &kv_b, n_head * d.n_value, d.n_latent};
+    v.n_stacked = n_head;
+    v.strides = {.matrix = per_head * d.n_latent, .row = d.n_latent, .first = d.n_plain * d.n_latent};
+    result_.push_back(std::move(k)), result_.push_back(std::move(v));
+    add_matrix(hf + "o_proj.weight", gguf + "attn_output.weight", c_.n_embd, n_head * d.n_value);
+  }
+
+  // `hf` and `gguf` are the prefixes of a layer's FFN.
+  void add_gpt_oss(const std::string& hf, const std::string& gguf) {
+    const int64_t n_expert = c_.experts.routing.n_expert, n_ff = c_.experts.n_ff, n_embd = c_.n_embd;
+    add_matrix(hf + "router.weight", gguf + "ffn_gate_inp.weight", n_expert, n_embd).keep_f32 = true;
+    add_vector(hf + "router.bias", gguf + "ffn_gate_inp.bias", n_expert);
+    // [rows][cols] of every expert are every step-th rows of a matrix of the checkpoint, from `first` on.
+    const auto add = [&](const std::string& name, const char* in_gguf, int64_t rows, int64_t cols, int64_t step,
+                         int64_t first) {
+      MappedTensor m{gguf + in_gguf + "_exps.weight", nullptr, n_expert * rows, cols};
+      const int64_t all = step * rows, n_blocks = cols / 32;
+      if (find(name + "_blocks") != nullptr) {
+        if (cols % 32 != 0) fail("tensor {}_blocks has blocks of 32, which rows of {} do not divide into", name, cols);
+        m.source = &require(name + "_blocks", {n_expert, all, n_blocks, 16}, "U8");
+        m.scales = &require(name + "_scales", {n_expert, all, n_blocks}, "U8");
+        m.strides = {.matrix = all, .row = step, .first = first};
+      } else {
+        m.source = &require(name, {n_expert, cols, all});
+        m.strides = {.matrix = cols * all, .row = step, .column = all, .first = first};
+      }
+      m.n_stacked = n_expert;
+      result_.push_back(std::move(m));
+      MappedTensor bias{gguf + in_gguf + "_exps.bias", &require(name + "_bias", {n_expert, all}), n_expert, rows};
+      bias.keep_f32 = true, bias.strides = {.row = all, .column = step, .first = first};
+      result_.push_back(std::move(bias));
+    };
+    add(hf + "experts.gate_up_proj", "ffn_gate", n_ff, n_embd, 2, 0);
+    add(hf + "experts.gate_up_proj", "ffn_up", n_ff, n_embd, 2, 1);
+    add(hf + "experts.down_proj", "ffn_down", n_embd, n_ff, 1, 0);
+  }
+
   // What is left must be known to be unnecessary.
   void check_leftovers(const std::function<void(std::string_view)>& notice) const {
-    size_t predictors = 0;
+    size_t predictors = 0, ahead = 0;
+    const std::string first_ahead = fmt::format("model.layers.{}.", c_.n_layer);
     for (const SafeTensor& t : checkpoint_.tensors()) {
       if (used_.contains(t.name) || is_redundant(t.name)) continue;
+      if (c_.n_layers_ahead == 1 && t.name.starts_with(first_ahead)) {
+        ++ahead;
+        continue;
+      }
       if (c_.activation == "drelu" && t.name.find("predictor") != std::string::npos) {
         ++predictors;
         continue;
       }
       fail("tensor {} of the checkpoint is not one that {} is known to have", t.name, c_.hf_architecture);
     }
+    if (ahead > 0) notice(fmt::format("{} tensors of a layer that predicts one token more are left out", ahead));
     if (predictors > 0) notice(fmt::format("{} tensors of built-in activation predictors are left out", predictors));
   }
 
   std::vector<MappedTensor> take() { return std::move(result_); }
 
  private:
-  static void check(const SafeTensor& t, const std::vector<int64_t>& expected) {
+  // `dtype`: of a tensor that holds no numbers; null: a type of numbers.
+  static void check(const SafeTensor& t, const std::vector<int64_t>& expected, const char* dtype = nullptr) {
     if (t.shape != expected) {
       fail("tensor {} has the shape {}, but config.json makes it {}", t.name, shown(Json(t.shape)),
            shown(Json(expected)));
     }
-    if (t.traits == nullptr) fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", t.name, t.dtype);
+    if (dtype != nullptr && t.dtype != dtype) fail("tensor {} has dtype {}, expected {}", t.name, t.dtype, dtype);
+    if (dtype == nullptr && t.traits == nullptr)
+      fail("tensor {} has dtype {}; F32, F16 and BF16 are supported", t.name, t.dtype);
   }
-  const SafeTensor& require(const std::string& hf, const std::vector<int64_t>& shape) {
+  const SafeTensor& require(const std::string& hf, const std::vector<int64_t>& shape, const char* dtype = nullptr) {
     const SafeTensor* t = find(hf);
     if (t == nullptr) fail("tensor {} is missing from the checkpoint", hf);
-    check(*t, shape);
+    check(*t, shape, dtype);
     used_.insert(t->name);
     return *t;
   }
@@ -354,9 +424,11 @@ std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& 
     for (const auto& rows : {t.norms, t.layer}) {
       for (const Row& row : rows) {
         if (experts && row.hf.starts_with("mlp.")) continue;
+        if (config.latent && row.hf.starts_with("self_attn.")) continue;
         mapper.add(row, hf + std::string(row.hf), gguf + std::string(row.gguf));
       }
     }
+    if (config.latent) mapper.add_latent_attention(hf + "self_attn.", gguf);
     if (experts) mapper.add_experts(hf, gguf);
   }
   mapper.check_leftovers(notice);

@@ -72,11 +72,13 @@ void set_neurons(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerS
 LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w, const MatrixBytes& on_gpu) {
   LayerShape l;
   BothBytes attention{on_gpu};
-  for (const Matrix* m : {&w.wq, &w.wk, &w.wv, &w.wo, &w.router.w, &w.router.shared_gate}) attention.add(*m);
+  for (const Matrix* m : w.attention()) attention.add(*m);
+  attention.add(w.router.w), attention.add(w.router.shared_gate);
   l.attention_bytes = attention.file, l.gpu_attention_bytes = attention.other();
-  for (const Vector* v : {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight,
-                          &w.ffn_norm.bias, &w.q_norm, &w.k_norm, &w.sinks, &w.attn_post_norm.weight,
-                          &w.attn_post_norm.bias, &w.ffn_post_norm.weight, &w.ffn_post_norm.bias, &w.ffn_down_bias}) {
+  for (const Vector* v :
+       {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight, &w.ffn_norm.bias,
+        &w.q_norm, &w.k_norm, &w.sinks, &w.latent.q_a_norm, &w.latent.norm, &w.attn_post_norm.weight,
+        &w.attn_post_norm.bias, &w.ffn_post_norm.weight, &w.ffn_post_norm.bias, &w.ffn_down_bias}) {
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;

@@ -1,7 +1,7 @@
 #pragma once
 // The interface between the engine and the hardware. The forward pass (src/engine) is written once, over Device;
 // implementations: the scalar oracle and the SIMD CPU device (cpu/), the CUDA device (cuda/). What a device may offer
-// besides are interfaces of their own: core/sparse_ffn.h, experts.h, hand_off.h, cold_rows.h,
+// besides are interfaces of their own: core/sparse_ffn.h, experts.h, latent_attention.h, hand_off.h, cold_rows.h,
 // recording.h.
 //
 // Rules that every implementation keeps:
@@ -23,6 +23,7 @@ namespace hearth {
 
 class SparseFfn;
 class ExpertFfn;
+class LatentAttention;
 class HandOffs;
 class RowPrefetch;
 class ColdRows;
@@ -73,6 +74,7 @@ class Device {
   // --- what it offers besides; null where it does not ---
   virtual SparseFfn* sparse_ffn() { return nullptr; }
   virtual ExpertFfn* expert_ffn() { return nullptr; }
+  virtual LatentAttention* latent_attention() { return nullptr; }
   virtual HandOffs* hand_offs() { return nullptr; }
   virtual RowPrefetch* row_prefetch() { return nullptr; }
   virtual ColdRows* cold_rows() { return nullptr; }
@@ -117,7 +119,7 @@ class Device {
   // null.
   virtual void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) = 0;
   void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T) { matmul(parts, in, T, nullptr); }
-  virtual void attention(const AttentionArgs& args, int64_t T, Act out) = 0;  // out [T][n_head * head_dim]
+  virtual void attention(const AttentionArgs& args, int64_t T, Act out) = 0;  // out [T][n_head * value_dim()]
   // y[t] += y_bias + FFN(in[t]) over all neurons of the shard. `next`: the norm that reads y, or null.
   virtual void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
                          const NextNorm* next) = 0;

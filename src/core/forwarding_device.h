@@ -10,6 +10,7 @@
 #include "core/device.h"
 #include "core/experts.h"
 #include "core/hand_off.h"
+#include "core/latent_attention.h"
 #include "core/sparse_ffn.h"
 
 namespace hearth {
@@ -17,6 +18,7 @@ namespace hearth {
 class ForwardingDevice : public Device,
                          public SparseFfn,
                          public ExpertFfn,
+                         public LatentAttention,
                          public HandOffs,
                          public RowPrefetch,
                          public ColdRows {
@@ -30,6 +32,7 @@ class ForwardingDevice : public Device,
   void use_from_this_thread() override { inner_.use_from_this_thread(); }
   SparseFfn* sparse_ffn() override { return inner_.sparse_ffn() != nullptr ? this : nullptr; }
   ExpertFfn* expert_ffn() override { return inner_.expert_ffn() != nullptr ? this : nullptr; }
+  LatentAttention* latent_attention() override { return inner_.latent_attention() != nullptr ? this : nullptr; }
   HandOffs* hand_offs() override { return inner_.hand_offs() != nullptr ? this : nullptr; }
   RowPrefetch* row_prefetch() override { return inner_.row_prefetch() != nullptr ? this : nullptr; }
   ColdRows* cold_rows() override { return inner_.cold_rows() != nullptr ? this : nullptr; }
@@ -80,6 +83,10 @@ class ForwardingDevice : public Device,
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
                    float* y) override {
     inner_.expert_ffn()->ffn_experts(set, choice, in, T, y);
+  }
+
+  void head_products(const HeadProducts& products, int64_t T) override {
+    inner_.latent_attention()->head_products(products, T);
   }
 
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override {

@@ -117,6 +117,9 @@ struct AttentionArgs {
   const float* inv_freq = nullptr;  // [n_rot / 2], scaling already applied
   float attention_factor = 1.0f;    // multiplies cos and sin (YaRN-like scalings; 1 otherwise)
   Vector q_norm, k_norm;            // [head_dim], or empty
+  // [head_dim - n_rot], or empty. Set: multi-head latent attention (core/latent_attention.h), of one kv head whose k is
+  // rotated elements and a latent, which is normed by this and is the value, too. v and cache.v are not used.
+  Vector latent_norm;
   float norm_eps = 1e-6f;
   KvPages cache;
   BatchRows rows;
@@ -125,6 +128,9 @@ struct AttentionArgs {
   Vector sinks;           // [n_head], or empty: another score of each head, which takes its share and has no value
   int64_t window = 0;
   int64_t max_kv = 0;  // upper bound of every pos[t] + 1: fixes grids, results do not depend on it
+  // Of a head's values and results; rows of values in the cache are head_dim apart.
+  int64_t value_dim() const { return latent_norm ? latent_norm.n : head_dim; }
+  const f16_t* values() const { return latent_norm ? cache.k + head_dim - latent_norm.n : cache.v; }
 };
 
 // --- feed-forward network ---

@@ -35,12 +35,11 @@ constexpr int64_t kLogitBytes = int64_t{16} << 20;  // bounds the logits of a ba
 }  // namespace
 
 Limits limits_of(const model::Config& c, int64_t n_ctx, int64_t n_batch, bool quantized) {
-  const int64_t n_q = c.n_head * c.head_dim;
   Limits l;
   l.max_tokens = n_batch;
   l.max_context = n_ctx;
-  l.max_cols = std::max({c.n_embd, c.n_ff, n_q});
-  l.max_rows = std::max({c.n_embd, c.n_ff, n_q});
+  l.max_cols = std::max({c.n_embd, c.n_ff, c.n_attended(), c.latent.n_q_latent, c.latent.n_latent, c.latent.n_plain});
+  l.max_rows = std::max({c.n_embd, c.n_ff, c.n_queries(), c.latent.n_q_latent, c.latent.n_latent});
   l.n_vocab = c.n_vocab;
   l.n_ff = c.n_ff;
   l.n_embd = c.n_embd;
@@ -62,7 +61,7 @@ ActivationShape ActivationShape::of(int64_t n_ctx, int64_t n_sequences, int64_t 
 
 void Activations::lay_out(Layout& layout, const model::Config& c, const ActivationShape& shape,
                           FunctionRef<size_t(int64_t)> q8_bytes) {
-  const int64_t batch = shape.n_batch, few = kFewTokens, width = c.n_head * c.head_dim;
+  const int64_t batch = shape.n_batch, few = kFewTokens, n_kv = c.n_head_kv * c.head_dim;
   const auto words = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
   n_batch = batch, pages_stride = shape.pages_stride;
   logit_rows = std::min(batch, std::max<int64_t>(kLogitBytes / (4 * c.n_vocab), few));
@@ -73,10 +72,16 @@ void Activations::lay_out(Layout& layout, const model::Config& c, const Activati
   n_named_ = c.experts.n_named(), n_embd_ = c.n_embd;
   layout.add(&ffn_normed_.x, words(batch * (c.n_embd + 2 * n_named_)));
   layout.add(&odd_ffn_normed_.x, words(few * (c.n_embd + 2 * n_named_)));
-  layout.add(&q, words(batch * width));
-  layout.add(&k, words(batch * c.n_head_kv * c.head_dim));
-  layout.add(&v, words(batch * c.n_head_kv * c.head_dim));
-  layout.add(&attn.x, words(batch * width));
+  layout.add(&q, words(batch * c.n_head * c.head_dim));
+  layout.add(&k, words(batch * n_kv));
+  layout.add(&v, words(batch * (c.latent ? 0 : n_kv)));
+  layout.add(&attn.x, words(batch * c.n_attended()));
+  if (c.latent) {
+    layout.add(&q_heads, words(batch * c.n_queries()));
+    layout.add(&q_latent, words(batch * c.latent.n_q_latent));
+    layout.add(&q_latent_normed.x, words(batch * c.latent.n_q_latent));
+    layout.add(&latents, words(batch * c.n_head * c.latent.n_latent));
+  }
   if (c.post_norms) layout.add(&branch, words(batch * c.n_embd));
   layout.add(&logits, words(logit_rows * c.n_vocab));
   for (NeuronLists* lists : {&predicted, &linked}) {
@@ -90,7 +95,8 @@ void Activations::lay_out(Layout& layout, const model::Config& c, const Activati
   layout.add(&ffn_normed_.q8, static_cast<size_t>(batch) * row);
   layout.add(&odd_ffn_normed_.q8, static_cast<size_t>(few) * row);
   layout.add(&x_q8, static_cast<size_t>(few) * row);
-  layout.add(&attn.q8, static_cast<size_t>(batch) * q8_bytes(width));
+  layout.add(&attn.q8, static_cast<size_t>(batch) * q8_bytes(c.n_attended()));
+  if (c.latent) layout.add(&q_latent_normed.q8, static_cast<size_t>(batch) * q8_bytes(c.latent.n_q_latent));
 }
 
 Activations::Activations(Device& device, const model::Config& c, const ActivationShape& shape) {

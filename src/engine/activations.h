@@ -41,12 +41,18 @@ struct Activations {
   float* q = nullptr;        // [T][n_head * head_dim]
   float* k = nullptr;        // [T][n_head_kv * head_dim]
   float* v = nullptr;        // [T][n_head_kv * head_dim]
-  Act attn;                  // [T][n_head * head_dim] output of the attention
-  float* branch = nullptr;   // [T][n_embd] what half a layer adds, where a norm follows it (Config::post_norms)
-  float* logits = nullptr;   // [logit_rows][n_vocab]
-  int64_t logit_rows = 1;    // positions whose logits are computed at once; at least a few tokens
-  NeuronLists predicted;     // [few][n_ff] ids that a predictor named
-  NeuronLists linked;        // [few][n_ff] those of them whose rows are read over the link
+  Act attn;                  // [T][Config::n_attended()] output of the attention
+  // Of multi-head latent attention: queries before anything is absorbed, [T][Config::n_queries()]; the latent that they
+  // are made of, [T][n_q_latent], before its norm and after; what is attended to, [T][n_head * n_latent].
+  float* q_heads = nullptr;
+  float* q_latent = nullptr;
+  Act q_latent_normed;
+  float* latents = nullptr;
+  float* branch = nullptr;  // [T][n_embd] what half a layer adds, where a norm follows it (Config::post_norms)
+  float* logits = nullptr;  // [logit_rows][n_vocab]
+  int64_t logit_rows = 1;   // positions whose logits are computed at once; at least a few tokens
+  NeuronLists predicted;    // [few][n_ff] ids that a predictor named
+  NeuronLists linked;       // [few][n_ff] those of them whose rows are read over the link
   // One download brings the results of a pass over few tokens.
   int32_t* n_active = nullptr;         // [n_layer][few] active neurons, without the linked ones, then
   int32_t* n_linked_active = nullptr;  // [n_layer][few] active linked ones, then

@@ -83,6 +83,7 @@ std::vector<LayerFacts> undivided(const model::Model& m, Sparsity sparsity) {
     layers[l].parallel = m.config().parallel_block, layers[l].post_norms = m.config().post_norms;
     layers[l].reads_residual = m.weights().layers[l].predictor.input == model::PredictorInput::residual;
     layers[l].experts = layers[l].main_routes = static_cast<bool>(m.weights().layers[l].router);
+    layers[l].early_router = layers[l].experts && m.config().early_router;
     if (sparsity == Sparsity::off) continue;
     const bool predicts = sparsity == Sparsity::predict && can_predict(m.weights().layers[l]);
     layers[l].selection = predicts ? Selection::predictor : Selection::gate;
@@ -114,6 +115,10 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   check_thresholds(c, options);
   n_ctx_ = choose_context(c, options);
   sparsity_ = choose_sparsity(model_, options);
+  if (c.latent && device_.latent_attention() == nullptr) {
+    fail("{} cannot compute the latent attention of '{}' models yet; run them on the CPU: --device cpu", device_.name(),
+         c.arch);
+  }
   const auto shape = ActivationShape::of(n_ctx_, options.n_sequences, options.n_batch, model_.quantized());
   const Thresholds thresholds{options_.sparse_threshold, options_.layer_thresholds};
   device_.reserve(limits_of(c, n_ctx_, shape.n_batch, model_.quantized()));
@@ -125,7 +130,8 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
       fail("{} cannot compute experts yet; leave them to the CPU: give a --vram-budget", device_.name());
     }
     schedule_ = Schedule(undivided(model_, sparsity_));
-    for (const model::LayerWeights& l : model_.weights().layers) rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
+    for (const model::LayerWeights& l : model_.weights().layers)
+      rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
     if (options.copy_weights && device_.is_host()) {
       copied_weights_ = copy_from_file(model_, device_, {}, sparsity_ != Sparsity::off, weights_);

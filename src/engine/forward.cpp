@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/latent_attention.h"
 
 namespace hearth::engine {
 
@@ -39,6 +40,7 @@ AttentionArgs Forward::attention_args(int64_t l) const {
   }
   if (w.q_norm.n == c.head_dim) a.q_norm = w.q_norm;  // others are of all heads at once
   if (w.k_norm.n == c.head_dim) a.k_norm = w.k_norm;
+  a.latent_norm = w.latent.norm;
   a.norm_eps = c.qk_norm_eps;
   a.cache = c_.kv.layer(l);
   a.rows = {c_.act.pos, c_.act.slot, c_.act.pages, c_.act.pages_stride, shape_.runs};
@@ -76,14 +78,46 @@ void Forward::norm(int64_t l, Half half, const float* x) const {
   if (in.normed()) c_.device.norm(in.norm, in.x, shape_.T, in.act);
 }
 
+void Forward::project(const LayerWeights& w, const Input& in) const {
+  const Activations& a = c_.act;
+  const std::array qkv = {MatmulPart{w.wq, w.bq, a.q}, MatmulPart{w.wk, w.bk, a.k}, MatmulPart{w.wv, w.bv, a.v}};
+  c_.device.matmul(qkv, in, shape_.T);
+  norm_heads(w.q_norm, w.wq.rows, a.q), norm_heads(w.k_norm, w.wk.rows, a.k);
+}
+
+// A key is (rotated, latent), so a head's query becomes (rotated, what its other elements ask of the latent).
+void Forward::project_latents(const LayerWeights& w, const Input& in) const {
+  const Config& c = c_.config;
+  const Activations& a = c_.act;
+  const bool through = static_cast<bool>(w.latent.q_a);
+  const std::array all = {MatmulPart{.w = through ? w.latent.q_a : w.wq, .y = through ? a.q_latent : a.q_heads},
+                          MatmulPart{.w = w.wk, .y = a.k + c.n_rot, .y_stride = c.head_dim},
+                          MatmulPart{.w = w.latent.k_rotated, .y = a.k, .y_stride = c.head_dim}};
+  c_.device.matmul(all, in, shape_.T);
+  if (through) {
+    const NormArgs norm{NormKind::rms, w.latent.q_a_norm, {}, c.qk_norm_eps, c.latent.n_q_latent};
+    const std::array queries = {MatmulPart{.w = w.wq, .y = a.q_heads}};
+    c_.device.matmul(queries, Input(norm, a.q_latent, a.q_latent_normed), shape_.T);
+  }
+  c_.device.latent_attention()->head_products(
+      {.w = w.latent.k_b, .n_head = c.n_head, .n_tail = c.n_rot, .x = a.q_heads, .y = a.q}, shape_.T);
+}
+
 void Forward::attend(int64_t l, Reads reads, const float* x, float* y, const NextNorm* next) const {
   const LayerWeights& w = layer(l);
   Activations& a = c_.act;
   const Input in = reads == Reads::normed ? Input(a.normed) : input(w.attn_norm, x, a.normed);
-  const std::array qkv = {MatmulPart{w.wq, w.bq, a.q}, MatmulPart{w.wk, w.bk, a.k}, MatmulPart{w.wv, w.bv, a.v}};
-  c_.device.matmul(qkv, in, shape_.T);
-  norm_heads(w.q_norm, w.wq.rows, a.q), norm_heads(w.k_norm, w.wk.rows, a.k);
-  c_.device.attention(attention_args(l), shape_.T, a.attn);
+  if (!c_.config.latent) {
+    project(w, in);
+    c_.device.attention(attention_args(l), shape_.T, a.attn);
+  } else {
+    project_latents(w, in);
+    c_.device.attention(attention_args(l), shape_.T, {a.latents, nullptr});
+    const int64_t n_head = c_.config.n_head;
+    c_.device.latent_attention()->head_products({.w = w.latent.v_b, .n_head = n_head, .x = a.latents, .y = a.attn.x},
+                                                shape_.T);
+    c_.device.quantize(a.attn, shape_.T, c_.config.n_attended());
+  }
   const std::array out = {MatmulPart{.w = w.wo, .bias = w.bo, .y = y, .accumulate = true}};
   c_.device.matmul(out, a.attn, shape_.T, next);
 }
@@ -135,7 +169,7 @@ NextNorm Forward::next_ffn(int64_t l, bool predicts) const {
   return {norm_args(w.ffn_norm), predicts ? (p.fc1 ? p.fc1 : p.fc2) : w.ffn.gate, false};
 }
 NextNorm Forward::next_attention(int64_t l) const {
-  return {norm_args(layer(l).attn_norm), layer(l).wq, true};
+  return {norm_args(layer(l).attn_norm), *layer(l).attention()[0], true};
 }
 NextNorm Forward::next_head() const {
   return {norm_args(c_.weights.output_norm), c_.weights.output, true};

@@ -84,6 +84,9 @@ class Forward {
   NormArgs norm_args(const model::Norm& norm) const;
   // What an operation reads: the norm of x; x itself where there is no such norm.
   Input input(const model::Norm& norm, const float* x, Act result) const;
+  // Queries, keys and values -> act.q, .k, .v.
+  void project(const model::LayerWeights& w, const Input& in) const;
+  void project_latents(const model::LayerWeights& w, const Input& in) const;
   void norm_heads(Vector weight, int64_t n, float* rows) const;
   AttentionArgs attention_args(int64_t layer) const;
 

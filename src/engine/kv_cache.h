@@ -1,6 +1,7 @@
 #pragma once
 // Keys and values in pages of kPagePositions positions, f16. A page holds its positions for all of a device's layers:
-// [page][layer][k or v][n_head_kv][kPagePositions][head_dim]. Who holds which page is PagePool's business.
+// [page][layer][k or v][n_head_kv][kPagePositions][head_dim]; of latent attention keys alone, whose ends are the values.
+// Who holds which page is PagePool's business.
 #include <cstdint>
 #include <vector>
 
@@ -20,12 +21,13 @@ class KvCache {
 
   // Bytes of a layer in one page.
   static size_t layer_page_bytes(const model::Config& c) {
-    return static_cast<size_t>(2 * c.n_head_kv * kPagePositions * c.head_dim) * sizeof(f16_t);
+    return static_cast<size_t>(kPagePositions * c.n_cached()) * sizeof(f16_t);
   }
 
  private:
   Device* device_ = nullptr;
-  int64_t layer_elements_ = 0;  // of k, and of v, in a page
+  int64_t layer_elements_ = 0;  // of a layer in a page
+  int64_t to_v_ = 0;            // elements from k to v
   int64_t n_here_ = 0;
   std::vector<int64_t> index_;  // of a layer in a page; -1 = another device holds it
   DeviceBuffer storage_;

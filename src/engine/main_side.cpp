@@ -93,8 +93,8 @@ class MainSide::Layer {
   // CPU has them.
   std::array<Matrix, 3> next_matrices() const {
     if (l_ + 1 == s_.c_.config.n_layer) return {s_.c_.weights.output};
-    const model::LayerWeights& w = f_.layer(l_ + 1);
-    return {w.wq, w.wk, w.wv};
+    const auto all = f_.layer(l_ + 1).attention();
+    return {*all[0], *all[1], *all[2]};
   }
 
   MainSide& s_;

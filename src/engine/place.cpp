@@ -40,6 +40,7 @@ std::set<const void*> read_by_rows(bool skips_neurons, model::Weights& weights) 
     const FfnShard& ffn = layer.ffn;
     data.insert(ffn.down_t.data);
     if (skips_neurons && ffn.down_t) data.insert({ffn.gate.data, ffn.up.data});
+    data.insert({layer.latent.k_b.data, layer.latent.v_b.data});
     layer.predictor.for_each([&](const auto& tensor) { data.insert(tensor.data); });
   }
   return data;

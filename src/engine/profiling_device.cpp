@@ -194,6 +194,10 @@ void ProfilingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choi
         bytes * static_cast<size_t>(choice.n_named),
         [&] { inner_.expert_ffn()->ffn_experts(set, choice, in, T, y); });
 }
+void ProfilingDevice::head_products(const HeadProducts& products, int64_t T) {
+  timed("head_products " + shape(products.w), Part::attention, products.w.bytes(),
+        [&] { inner_.latent_attention()->head_products(products, T); });
+}
 void ProfilingDevice::argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) {
   timed("argmax", Part::other, 0, [&] { inner_.argmax(logits, n, T, ids); });
 }

@@ -71,6 +71,7 @@ class ProfilingDevice final : public ForwardingDevice {
   const void* adopt_experts(const ExpertSet& set) override { return inner_.expert_ffn()->adopt_experts(set); }
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
                    float* y) override;
+  void head_products(const HeadProducts& products, int64_t T) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
 
   std::unique_ptr<Mailbox> open_mailbox(int64_t capacity, int64_t max_ids) override;

@@ -86,6 +86,9 @@ void adopt_attention(Device& device, const LayerWeights& from, LayerWeights& to)
   to.bo = adopt(device, from.bo);
   to.q_norm = adopt(device, from.q_norm), to.k_norm = adopt(device, from.k_norm);
   to.sinks = adopt(device, from.sinks);
+  to.latent.q_a = adopt(device, from.latent.q_a), to.latent.q_a_norm = adopt(device, from.latent.q_a_norm);
+  to.latent.k_rotated = adopt(device, from.latent.k_rotated), to.latent.norm = adopt(device, from.latent.norm);
+  to.latent.k_b = adopt(device, from.latent.k_b), to.latent.v_b = adopt(device, from.latent.v_b);
   to.attn_norm = adopt(device, from.attn_norm);
 }
 
@@ -299,6 +302,7 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
       f.experts = true;
       f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
       f.selection = Selection::all;
+      f.early_router = model.config().early_router;
       f.main_routes = main_can_route && (f.hot || !f.host_attends);
       if (f.hot && !main_can_route) {
         fail("the plan has experts of layer {} on the GPU, which cannot compute experts yet; plan again", l);

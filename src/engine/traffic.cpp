@@ -99,14 +99,14 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
   traffic.head = on(args.output_on_host, static_cast<double>(weights.output.bytes()));
   const auto kv_bytes = [&](size_t layer) {
     const int64_t n_seen = config.seen(static_cast<int64_t>(layer), n_kv);
-    return static_cast<double>(2 * config.n_head_kv * n_seen * config.head_dim) * sizeof(f16_t);
+    return static_cast<double>(n_seen * config.n_cached()) * sizeof(f16_t);
   };
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const model::LayerWeights& l = weights.layers[i];
     const LayerFacts& facts = args.facts[i];
     LayerTraffic& t = traffic.layers.emplace_back();
     double attention = kv_bytes(i);
-    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo}) attention += static_cast<double>(m->bytes());
+    for (const Matrix* m : l.attention()) attention += static_cast<double>(m->bytes());
     t.attention = on(facts.host_attends, attention);
     if (l.router) {
       add_experts(t, l, facts, static_cast<double>(args.rows[i].n_hot));

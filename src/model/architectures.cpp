@@ -34,6 +34,16 @@ constexpr Architecture kArchitectures[] = {
      .window_period = 2,
      .yarn_truncates = false},
 
+    {.name = "smallthinker",
+     .activation = "relu",
+     .early_router = true,
+     .window_period = 4,
+     .full_first = true,
+     .full_unrotated = true},
+
+    // --- multi-head latent attention ---
+    {.name = "deepseek2", .rope = RopeKind::interleaved, .latent_attention = true},
+
     // --- gemma: norms on both sides of each half, windows in most layers ---
     {.name = "gemma2",
      .activation = "gelu_tanh",

@@ -18,15 +18,19 @@ struct Architecture {
   bool parallel_block = false;                      // x + attention(n_a(x)) + ffn(n_f(x))
   bool fused_gate_up = false;                       // ffn_up has the rows of the gate, then those of up
   int64_t position_offset = 0;                      // of learned positions
+  bool latent_attention = false;                    // multi-head latent attention
+  bool early_router = false;                        // routers read their layer's input, before its norm and attention
 
   // --- names of the norms before and after each half (blk.N.NAME.weight); empty: none ---
   std::string_view attn_norm = "attn_norm", attn_post_norm = {};
   std::string_view ffn_norm = "ffn_norm", ffn_post_norm = {};
 
   // --- what differs between layers, where no key says otherwise ---
-  int64_t window = 0;          // attention.sliding_window
-  int64_t window_period = 0;   // every so many-th layer sees everything; 0: a window is in all layers
-  int64_t no_rope_period = 0;  // every so many-th layer is not rotated; 0: all are
+  int64_t window = 0;           // attention.sliding_window
+  int64_t window_period = 0;    // every so many-th layer sees everything; 0: a window is in all layers
+  bool full_first = false;      // that layer is the first of its period, not the last
+  bool full_unrotated = false;  // it is not rotated
+  int64_t no_rope_period = 0;   // every so many-th layer is not rotated; 0: all are
   double window_rope_base =
       0;  // RoPE base of layers with a window, without the other layers' scaling; 0: no difference
 

@@ -46,6 +46,20 @@ int64_t read_nextn_layers(const KeyReader& keys) {
              : 0;
 }
 
+void read_heads(const KeyReader& keys, Config& c) {
+  c.n_head_kv = keys.dimension_or("attention.head_count_kv", c.n_head);
+  if (c.n_head % c.n_head_kv != 0) {
+    keys.refuse("{} attention heads cannot share {} key/value heads evenly", c.n_head, c.n_head_kv);
+  }
+  if (!keys.has("attention.key_length") && c.n_embd % c.n_head != 0) {
+    keys.refuse("the embedding length {} does not divide by {} heads", c.n_embd, c.n_head);
+  }
+  c.head_dim = keys.dimension_or("attention.key_length", c.n_embd / c.n_head);
+  if (const auto v = keys.dimension_or("attention.value_length", c.head_dim); v != c.head_dim) {
+    keys.refuse("keys of length {} with values of length {} are not supported", c.head_dim, v);
+  }
+}
+
 // What multiplies embeddings, halves of layers and logits (Granite divides its logits).
 void read_scales(const KeyReader& keys, const Architecture& arch, Config& c) {
   const double width = std::sqrt(static_cast<double>(c.n_embd));
@@ -125,6 +139,7 @@ Config read_config(const gguf::File& file, const std::optional<std::string>& ove
   c.parallel_block = a.parallel_block;
   c.post_norms = !a.attn_post_norm.empty();
   c.position_offset = a.position_offset;
+  c.early_router = a.early_router;
   c.n_layer = keys.dimension("block_count", 4096) - read_nextn_layers(keys);
   if (c.n_layer < 1) keys.refuse("every layer predicts tokens farther ahead ({})", keys.key("nextn_predict_layers"));
   c.n_embd = keys.dimension("embedding_length");
@@ -135,17 +150,7 @@ Config read_config(const gguf::File& file, const std::optional<std::string>& ove
   }
   c.n_ff = c.experts && c.experts.n_dense_layers == 0 ? c.experts.n_ff : keys.dimension("feed_forward_length");
   c.n_head = keys.dimension("attention.head_count", 4096);
-  c.n_head_kv = keys.dimension_or("attention.head_count_kv", c.n_head);
-  if (c.n_head % c.n_head_kv != 0) {
-    keys.refuse("{} attention heads cannot share {} key/value heads evenly", c.n_head, c.n_head_kv);
-  }
-  if (!keys.has("attention.key_length") && c.n_embd % c.n_head != 0) {
-    keys.refuse("the embedding length {} does not divide by {} heads", c.n_embd, c.n_head);
-  }
-  c.head_dim = keys.dimension_or("attention.key_length", c.n_embd / c.n_head);
-  if (const auto v = keys.dimension_or("attention.value_length", c.head_dim); v != c.head_dim) {
-    keys.refuse("keys of length {} with values of length {} are not supported", c.head_dim, v);
-  }
+  a.latent_attention ? read_latent(keys, c) : read_heads(keys, c);
   c.n_ctx_train = keys.dimension("context_length", int64_t{1} << 30);
   const std::string eps_key =
       keys.key(c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");

@@ -49,6 +49,15 @@ struct LayerAttention {
   int rope = 0;        // of Config::ropes; -1: keys and queries are not rotated
 };
 
+// Multi-head latent attention (core/latent_attention.h). A head's query has n_plain elements and Config::n_rot rotated
+// ones behind them; a position's key has the rotated ones first, so that Config::head_dim is n_rot + n_latent.
+struct LatentDescription {
+  int64_t n_latent = 0;              // kv_lora_rank; 0: attention is not of this kind
+  int64_t n_q_latent = 0;            // q_lora_rank; 0: queries come straight from the layer's input
+  int64_t n_plain = 0, n_value = 0;  // of a head
+  explicit operator bool() const { return n_latent > 0; }
+};
+
 struct Config {
   std::string arch;  // general.architecture
   std::string name;  // general.name, or the file's name
@@ -65,6 +74,7 @@ struct Config {
   int64_t long_rope_context = 0;
   std::vector<LayerAttention> layers;  // [n_layer], or empty: none has anything of its own
   float qk_norm_eps = 1e-5f;
+  LatentDescription latent;
   float attention_scale = 0.0f;                            // of q.k
   float attention_soft_cap = 0.0f, logit_soft_cap = 0.0f;  // c of c tanh(x / c); 0 = none
   // The residual stream is kept divided by `residual_scale` (Granite's multiplier of what each half adds): norms do not
@@ -75,10 +85,16 @@ struct Config {
   bool parallel_block = false;   // Falcon: x + attention(n_a(x)) + ffn(n_f(x))
   int64_t position_offset = 0;   // OPT: learned positions start at row 2
   bool post_norms = false;       // x += norm(half) for both halves of every layer
-  FfnDescription ffn;  // of experts, too
+  bool early_router = false;     // routers read their layer's input, before its norm and attention
+  FfnDescription ffn;            // of experts, too
   ExpertsDescription experts;
 
   LayerAttention layer(int64_t l) const { return layers.empty() ? LayerAttention{} : layers[static_cast<size_t>(l)]; }
+  // Elements of all heads: of what makes queries, and of what the attention's last product reads.
+  int64_t n_queries() const { return n_head * (latent ? latent.n_plain + n_rot : head_dim); }
+  int64_t n_attended() const { return n_head * (latent ? latent.n_value : head_dim); }
+  // Elements that a layer's cache holds of a position.
+  int64_t n_cached() const { return latent ? head_dim : 2 * n_head_kv * head_dim; }
   // Positions that a token sees in a layer, of n that there are.
   int64_t seen(int64_t l, int64_t n) const {
     const int64_t window = layer(l).window;

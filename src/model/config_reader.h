@@ -62,6 +62,8 @@ class KeyReader {
   std::string prefix_;
 };
 
+// Sizes of multi-head latent attention.
+void read_latent(const KeyReader& keys, Config& config);
 // The attention's part of a configuration whose sizes are there: rotations, windows, scales and caps, by layer.
 void read_attention(const KeyReader& keys, const Architecture& arch, Config& config);
 

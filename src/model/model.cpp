@@ -10,6 +10,7 @@
 #include "core/every_core.h"
 #include "model/architectures.h"
 #include "model/bind_experts.h"
+#include "model/bind_latent.h"
 #include "model/predictors.h"
 
 namespace hearth::model {
@@ -37,6 +38,17 @@ class Binder {
   Matrix optional_matrix(const std::string& name, int64_t rows, int64_t cols) const {
     return has(name) ? matrix(name, rows, cols) : Matrix{};
   }
+
+  // Matrices of one shape in a tensor of three dimensions, one behind the other.
+  Matrix stacked(const std::string& name, int64_t n, int64_t rows, int64_t cols) const {
+    const gguf::TensorInfo& t = require(name);
+    if (t.ne.size() != 3 || t.ne[0] != cols || t.ne[1] != rows || t.ne[2] != n) {
+      fail("'{}': tensor {} is [{}], expected [{}, {}, {}]", file_.path().string(), name, fmt::join(t.ne, ", "), cols,
+           rows, n);
+    }
+    return matrix(name, n * rows, cols);
+  }
+  std::byte* own_matrix(size_t bytes) { return m_.owned_matrices_.emplace_back(bytes).data(); }
 
   Vector vector(const std::string& name, int64_t n) { return flat_vector(name, 1, n); }
   // The rows of a matrix of parameters one behind the other.
@@ -131,7 +143,7 @@ class Binder {
 
   void bind_layer(int64_t layer, LayerWeights& l) {
     const std::string p = fmt::format("blk.{}.", layer);
-    bind_attention(p, l);
+    m_.config_.latent ? LatentBinder(*this, m_.config_, p).bind(l) : bind_attention(p, l);
     if (m_.config_.experts.in_layer(layer)) {
       ExpertBinder(*this, file_, m_.config_, p).bind(l);
     } else {
@@ -308,9 +320,9 @@ bool Model::quantized() const {
 std::string Model::type_name() const {
   std::map<DType, size_t> bytes;
   for (const LayerWeights& l : weights_.layers) {
-    for (const Matrix* m : {&l.wq, &l.wk, &l.wv, &l.wo, &l.ffn.gate, &l.ffn.up, &l.ffn.down, &l.ffn.down_t}) {
-      if (*m) bytes[m->type] += m->bytes();
-    }
+    const auto count = [&](const Matrix* m) { *m ? bytes[m->type] += m->bytes() : 0; };
+    for (const Matrix* m : l.attention()) count(m);
+    for (const Matrix* m : {&l.ffn.gate, &l.ffn.up, &l.ffn.down, &l.ffn.down_t}) count(m);
     for (const Expert& e : l.experts) bytes[e.ffn.gate.type] += e.bytes();
   }
   const auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });

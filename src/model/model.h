@@ -1,6 +1,7 @@
 #pragma once
 // A model's tensors, bound by name and checked against the configuration. Weights are views of the mapped file: nothing
 // is copied but the few small vectors that are not stored as f32.
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -36,21 +37,37 @@ struct LayerPredictor {
   }
 };
 
+// What multi-head latent attention has besides (LatentDescription). wq makes n_plain + n_rot elements of each head, of
+// the layer's input or of its latent; wk makes the latent of keys and values, and there is no wv.
+struct LatentWeights {
+  Matrix q_a;        // [n_q_latent][n_embd], or empty
+  Vector q_a_norm;   // [n_q_latent]
+  Matrix k_rotated;  // [n_rot][n_embd]
+  Vector norm;       // [n_latent]
+  Matrix k_b, v_b;   // [n_head * n_latent][n_plain], [n_head * n_value][n_latent]
+};
+
 struct LayerWeights {
   Norm attn_norm;         // n_a: input of the attention
   Matrix wq, wk, wv, wo;  // [n_head*head_dim][n_embd], [n_head_kv*head_dim][n_embd] twice, [n_embd][n_head*head_dim]
   Vector bq, bk, bv, bo;
   Vector q_norm, k_norm;  // [head_dim]: of every head (Qwen3); or of all heads at once (OLMo 2), as wide as wq, wk
   Vector sinks;           // [n_head]: a score of each head that has no value (gpt-oss)
-  Norm attn_post_norm;    // of what the attention adds (Gemma, OLMo 2); attn_norm and ffn_norm may be absent then
-  Norm ffn_norm;          // n_f: input of the FFN
-  Norm ffn_post_norm;     // of what the FFN adds
-  FfnShard ffn;           // all n_ff neurons; empty where the layer has experts
-  Vector ffn_down_bias;   // [n_embd]
+  LatentWeights latent;
+  Norm attn_post_norm;   // of what the attention adds (Gemma, OLMo 2); attn_norm and ffn_norm may be absent then
+  Norm ffn_norm;         // n_f: input of the FFN
+  Norm ffn_post_norm;    // of what the FFN adds
+  FfnShard ffn;          // all n_ff neurons; empty where the layer has experts
+  Vector ffn_down_bias;  // [n_embd]
   LayerPredictor predictor;
   Router router;                // empty: the layer is dense
   std::vector<Expert> experts;  // by id, the shared one last
   const void* expert_table = nullptr;  // ExpertFfn::adopt_experts()
+  // The attention's matrices, of which the first to be read comes first.
+  std::array<const Matrix*, 8> attention() const {
+    return {latent.q_a ? &latent.q_a : &wq, &wk,         &wv,         &latent.k_rotated,
+            latent.q_a ? &wq : &latent.q_a, &latent.k_b, &latent.v_b, &wo};
+  }
   // The FFN, or the first expert that is there: their types are alike.
   const FfnShard& some_ffn() const {
     for (const Expert& e : experts) {
@@ -77,6 +94,7 @@ struct Weights {
     for (LayerWeights& l : layers) {
       f(l.attn_norm.weight), f(l.attn_norm.bias), f(l.wq), f(l.wk), f(l.wv), f(l.wo), f(l.bq), f(l.bk), f(l.bv),
           f(l.bo);
+      f(l.latent.q_a), f(l.latent.q_a_norm), f(l.latent.k_rotated), f(l.latent.norm), f(l.latent.k_b), f(l.latent.v_b);
       f(l.q_norm), f(l.k_norm), f(l.sinks), f(l.ffn_norm.weight), f(l.ffn_norm.bias);
       f(l.attn_post_norm.weight), f(l.attn_post_norm.bias), f(l.ffn_post_norm.weight), f(l.ffn_post_norm.bias);
       f(l.ffn.gate), f(l.ffn.up), f(l.ffn.down_t), f(l.ffn.down), f(l.ffn.gate_bias), f(l.ffn.up_bias),
@@ -152,7 +170,7 @@ class Model {
   Config config_;
   Weights weights_;
   std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
-  std::vector<HostBuffer> owned_matrices_;         // transposed down projections
+  std::vector<HostBuffer> owned_matrices_;         // transposed down projections, and what latents are multiplied by
   bool transpose_down_ = false;
   RequantizationError requantization_error_;
   std::vector<std::shared_ptr<const void>> predictor_owners_;

@@ -200,23 +200,35 @@ Json Api::messages(const Json& given) const {
   return all;
 }
 
+const text::ChatTemplate& Api::require_chat() const {
+  if (chat) return *chat;
+  bad_request(fmt::format(
+      "the model has no chat template; start the server with --chat-template ({}), or use /v1/completions",
+      text::ChatTemplate::names()));
+}
+
 std::string Api::chat_text(const Json& messages, const Json& extra) const {
-  if (!chat) {
-    bad_request(
-        fmt::format("the model has no chat template; start the server with --chat-template ({}), or use "
-                    "/v1/completions",
-                    text::ChatTemplate::names()));
-  }
-  return chat->apply(messages, {.add_generation_prompt = true, .extra = extra});
+  return require_chat().apply(messages, {.extra = extra});
 }
 
 std::vector<int32_t> Api::chat_prompt(const Json& messages, const Json& extra) const {
-  return text::encode_chat(tokenizer, chat_text(messages, extra));
+  return require_chat().encode(tokenizer, messages, {.extra = extra});
 }
 
 Json parse_body(const httplib::Request& request) {
+  constexpr int kMostDepth = 100;
+  constexpr int64_t kMostWork = 100'000'000;  // an object's keys are compared with those before them
+  std::vector<int64_t> keys(kMostDepth + 2);  // of the object at each depth
+  int64_t work = 0;
+  const auto look = [&](int depth, Json::parse_event_t event, const Json&) {
+    if (depth > kMostDepth) bad_request(fmt::format("the body has more than {} levels inside each other", kMostDepth));
+    if (event == Json::parse_event_t::object_start) keys[static_cast<size_t>(depth) + 1] = 0;
+    if (event == Json::parse_event_t::key) work += keys[static_cast<size_t>(depth)]++;
+    if (work > kMostWork) bad_request("an object of the body has too many keys");
+    return true;
+  };
   try {
-    return Json::parse(request.body);
+    return Json::parse(request.body, look);
   } catch (const Json::exception& e) {
     bad_request(fmt::format("the body is no JSON: {}", e.what()));
   }

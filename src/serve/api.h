@@ -77,6 +77,7 @@ struct Api {
   std::vector<int32_t> prompt(const Json& given, const char* expected) const;
   // Messages as a chat template wants them: contents as plain text. 501 for what is no text.
   Json messages(const Json& given) const;
+  const text::ChatTemplate& require_chat() const;  // 400 when there is none
   std::string chat_text(const Json& messages, const Json& extra = Json::object()) const;
   std::vector<int32_t> chat_prompt(const Json& messages, const Json& extra = Json::object()) const;
 };

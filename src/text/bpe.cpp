@@ -136,7 +136,7 @@ void BpeTokenizer::encode_text(std::string_view text, bool /*after_special*/, st
 
 void BpeTokenizer::encode_word(std::string_view word, Merger& merger, std::vector<int32_t>& ids) const {
   if (pre_tokenizer_.ignore_merges() && word.size() <= longest_token_) {
-    if (const auto token = find(byte_level_encode(word))) {
+    if (const auto token = find(byte_level_encode(word)); token && !is_special(*token)) {
       ids.push_back(*token);
       return;
     }
@@ -149,7 +149,7 @@ void BpeTokenizer::encode_word(std::string_view word, Merger& merger, std::vecto
     return true;
   });
   merger.for_each([&](const Symbol& symbol) {
-    if (symbol.id < n_vocab()) {
+    if (symbol.id < n_vocab() && !is_special(symbol.id)) {
       ids.push_back(symbol.id);
       return;
     }

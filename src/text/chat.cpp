@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "text/guard.h"
 #include "text/template/interpreter.h"
 
 namespace hearth::text {
@@ -70,6 +71,7 @@ struct ChatTemplate::Tree {
 
 ChatTemplate::ChatTemplate(std::string_view source, std::string bos, std::string eos)
     : source_(resolve(source)), bos_(std::move(bos)), eos_(std::move(eos)) {
+  if (source_.find(kGuardMark) != std::string::npos) fail("the chat template has the character U+10FFFD, a mark of hearth's own");
   tree_ = std::make_unique<Tree>(Tree{jinja::parse(source_)});
 }
 
@@ -91,23 +93,37 @@ std::string ChatTemplate::names() {
   return all;
 }
 
-std::string ChatTemplate::apply(const nlohmann::ordered_json& messages, const Options& options) const {
+std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const Options& options,
+                                 const jinja::TextMap& map) const {
   if (!messages.is_array() || messages.empty()) fail("a chat needs at least one message");
   jinja::Dict variables;
-  variables.items = {{"messages", jinja::from_json(messages)},
+  variables.items = {{"messages", jinja::from_json(messages, map)},
                      {"add_generation_prompt", options.add_generation_prompt},
                      {"bos_token", bos_},
                      {"eos_token", eos_},
                      {"tools", nullptr},
                      {"documents", nullptr}};
-  for (const auto& [name, value] : options.extra.items()) variables.set(name, jinja::from_json(value));
+  for (const auto& [name, value] : options.extra.items()) variables.set(name, jinja::from_json(value, map));
   return jinja::Interpreter(tree_->body, {}, options.now.value_or(seconds_now())).render(variables);
 }
 
-std::vector<int32_t> encode_chat(const Tokenizer& tokenizer, std::string_view rendered) {
+std::string ChatTemplate::apply(const nlohmann::ordered_json& messages, const Options& options) const {
+  return render(messages, options, [](const std::string& text) { return text; });
+}
+
+std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const nlohmann::ordered_json& messages,
+                                          const Options& options) const {
+  Unguarded rendered =
+      unguarded(render(messages, options, [&](const std::string& text) { return guarded(text, tokenizer); }));
+  std::string_view text = rendered.text;
+  std::vector<size_t>& plain = rendered.plain;
   const std::string bos = token_text(tokenizer, tokenizer.bos());
-  if (tokenizer.add_bos() && !bos.empty() && rendered.starts_with(bos)) rendered.remove_prefix(bos.size());
-  std::vector<int32_t> ids = tokenizer.encode(rendered, {.add_special = false, .parse_special = true});
+  const bool bos_is_written = !bos.empty() && text.starts_with(bos) && (plain.empty() || plain[0] >= bos.size());
+  if (tokenizer.add_bos() && bos_is_written) {
+    text.remove_prefix(bos.size());
+    for (size_t& at : plain) at -= bos.size();
+  }
+  std::vector<int32_t> ids = tokenizer.encode(text, {.add_special = false, .parse_special = true, .plain = plain});
   if (tokenizer.add_bos()) ids.insert(ids.begin(), *tokenizer.bos());
   return ids;
 }

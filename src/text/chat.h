@@ -2,6 +2,7 @@
 // Conversations as a model wants to see them: its own chat template (`tokenizer.chat_template`, a Jinja2 program) run with the
 // variables and settings of Hugging Face's transformers.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -35,15 +36,21 @@ class ChatTemplate {
   // `messages`: objects with "role" and "content", as OpenAI's API has them. Throws Error when the template refuses them.
   std::string apply(const nlohmann::ordered_json& messages, const Options& options) const;
   std::string apply(const nlohmann::ordered_json& messages) const { return apply(messages, Options()); }
+  // The same as token ids. The template's control tokens are those tokens; what messages and variables contain never becomes one
+  // (text/guard.h). The first BOS, which templates write or leave out, is there once where the vocabulary asks for it.
+  std::vector<int32_t> encode(const Tokenizer& tokenizer, const nlohmann::ordered_json& messages,
+                              const Options& options) const;
+  std::vector<int32_t> encode(const Tokenizer& tokenizer, const nlohmann::ordered_json& messages) const {
+    return encode(tokenizer, messages, Options());
+  }
 
  private:
   struct Tree;
+  std::string render(const nlohmann::ordered_json& messages, const Options& options,
+                     const std::function<std::string(const std::string&)>& map) const;
+
   std::string source_, bos_, eos_;
   std::unique_ptr<Tree> tree_;
 };
-
-// Token ids of a rendered conversation. Templates write the first BOS themselves or leave it out: it is there once where the
-// vocabulary asks for it.
-std::vector<int32_t> encode_chat(const Tokenizer& tokenizer, std::string_view rendered);
 
 }  // namespace hearth::text

@@ -117,13 +117,13 @@ void SpmTokenizer::encode_segment(std::string_view text, Merger& merger, std::ve
     const size_t length = size_t{left.length} + right.length;
     if (length > longest_token_) return false;  // keeps each look-up short
     const auto id = find(text.substr(left.begin, length));
-    if (!id) return false;
+    if (!id || is_special(*id)) return false;  // SentencePiece makes no control token of text, either
     merge = {descending(vocab_.tokens[*id].score), *id};
     return true;
   });
   merger.for_each([&](const Symbol& symbol) {
     const std::string_view piece = text.substr(symbol.begin, symbol.length);
-    if (const auto id = find(piece)) {
+    if (const auto id = find(piece); id && !is_special(*id)) {
       ids.push_back(*id);
       return;
     }

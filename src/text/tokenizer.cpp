@@ -50,7 +50,14 @@ class Tokenizer::SpecialTokens {
     for (size_t order = 0; order < by_length_.size(); ++order) insert(vocab.tokens[by_length_[order]].text, order);
   }
 
-  std::vector<Fragment> partition(std::string_view text, bool parse_special) const {
+  // `plain`: as EncodeOptions has it.
+  std::vector<Fragment> partition(std::string_view text, bool parse_special, std::span<const size_t> plain) const {
+    const char* const begin = text.data();
+    const auto may_begin = [&](const char* at, size_t length) {
+      const auto from = static_cast<size_t>(at - begin);
+      const auto next = std::lower_bound(plain.begin(), plain.end(), from);
+      return next == plain.end() || *next >= from + length;
+    };
     std::vector<Fragment> fragments;
     if (!text.empty()) fragments.push_back({text});
     for (const int32_t id : occurring(text)) {
@@ -61,13 +68,29 @@ class Tokenizer::SpecialTokens {
       for (const Fragment& fragment : fragments) {
         if (fragment.token >= 0) {
           split.push_back(fragment);
+        } else if (type == TokenType::user_defined || plain.empty()) {
+          split_at(fragment.text, id, split, [](const char*, size_t) { return true; });
         } else {
-          split_at(fragment.text, id, split);
+          split_at(fragment.text, id, split, may_begin);
         }
       }
       fragments = std::move(split);
     }
     return fragments;
+  }
+
+  std::vector<size_t> control_starts(std::string_view text) const {
+    std::vector<size_t> starts;
+    std::string_view trimmed = text;
+    strip_right(trimmed);
+    for (size_t i = 0; i < text.size(); ++i) {
+      bool starts_here = false;
+      const size_t matched = follow(text, i, [&](size_t order) {
+        starts_here = starts_here || vocab_.tokens[by_length_[order]].type != TokenType::user_defined;
+      });
+      if (starts_here || (matched > 0 && i + matched >= trimmed.size())) starts.push_back(i);
+    }
+    return starts;
   }
 
  private:
@@ -84,16 +107,7 @@ class Tokenizer::SpecialTokens {
   // tokens.
   std::vector<int32_t> occurring(std::string_view text) const {
     std::vector<bool> found(by_length_.size());
-    for (size_t i = 0; i < text.size(); ++i) {
-      if (!first_.test(static_cast<uint8_t>(text[i]))) continue;
-      uint32_t node = 0;
-      for (size_t j = i; j < text.size(); ++j) {
-        const auto child = children_.find(edge(node, text[j]));
-        if (child == children_.end()) break;
-        node = child->second;
-        if (const auto end = ends_.find(node); end != ends_.end()) found[end->second] = true;
-      }
-    }
+    for (size_t i = 0; i < text.size(); ++i) follow(text, i, [&](size_t order) { found[order] = true; });
     std::vector<int32_t> ids;
     for (size_t order = 0; order < found.size(); ++order) {
       if (found[order]) ids.push_back(by_length_[order]);
@@ -101,9 +115,32 @@ class Tokenizer::SpecialTokens {
     return ids;
   }
 
-  void split_at(std::string_view text, int32_t id, std::vector<Fragment>& out) const {
+  // Follows the trie along text[i], text[i + 1], …, tells which tokens end on the way, and returns the bytes it came.
+  template <typename OnToken>
+  size_t follow(std::string_view text, size_t i, OnToken on_token) const {
+    if (!first_.test(static_cast<uint8_t>(text[i]))) return 0;
+    uint32_t node = 0;
+    size_t j = i;
+    for (; j < text.size(); ++j) {
+      const auto child = children_.find(edge(node, text[j]));
+      if (child == children_.end()) break;
+      node = child->second;
+      if (const auto end = ends_.find(node); end != ends_.end()) on_token(end->second);
+    }
+    return j - i;
+  }
+
+  // `may_be`: asked of every place where the token stands.
+  template <typename MayBe>
+  void split_at(std::string_view text, int32_t id, std::vector<Fragment>& out, MayBe may_be) const {
     const Vocab::Token& token = vocab_.tokens[id];
-    for (size_t at = text.find(token.text); at != std::string_view::npos; at = text.find(token.text)) {
+    size_t from = 0;  // what is before was looked at
+    for (size_t at = text.find(token.text); at != std::string_view::npos; at = text.find(token.text, from)) {
+      if (!may_be(text.data() + at, token.text.size())) {
+        from = at + 1;
+        continue;
+      }
+      from = 0;
       std::string_view left = text.substr(0, at);
       if (token.lstrip) strip_right(left);
       if (!left.empty()) out.push_back({left});
@@ -153,7 +190,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
   std::vector<int32_t> ids;
   if (options.add_special && vocab_.add_bos) ids.push_back(*vocab_.bos);
   bool after_special = true;
-  for (const Fragment& fragment : special_->partition(text, options.parse_special)) {
+  for (const Fragment& fragment : special_->partition(text, options.parse_special, options.plain)) {
     if (fragment.token >= 0) {
       ids.push_back(fragment.token);
     } else {
@@ -167,6 +204,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
   }
   if (options.add_special && vocab_.add_eos) ids.push_back(*vocab_.eos);
   return ids;
+}
+
+std::vector<size_t> Tokenizer::control_starts(std::string_view text) const {
+  return special_->control_starts(text);
 }
 
 std::string Tokenizer::piece(int32_t id, bool render_special) const {

@@ -17,6 +17,7 @@ namespace hearth::text {
 struct EncodeOptions {
   bool add_special = true;    // BOS before and EOS after, where the vocabulary asks for them
   bool parse_special = true;  // control tokens written out in the text (`<|im_start|>`) become those tokens
+  std::span<const size_t> plain = {};  // ascending positions of bytes that are no part of a control token
 };
 
 // Immutable once loaded: may be used from several threads at the same time.
@@ -31,6 +32,9 @@ class Tokenizer {
   // Any bytes are accepted; what is not valid UTF-8 is kept as byte tokens. Work is O(n log n) in the longest word.
   // Throws Error when the text is longer than about 700 MB.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
+
+  // Positions where a control token's text begins, and where the text ends, white space aside, with the beginning of one.
+  std::vector<size_t> control_starts(std::string_view text) const;
 
   // The bytes of one token. May be part of a UTF-8 sequence: print through StreamDecoder. Control and unknown tokens
   // are empty unless render_special. Throws Error when the id is out of range.

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "core/error.h"
+#include "core/latent_attention.h"
 #include "cpu/device_case_error.h"
 #include "support/random.h"
 
@@ -184,6 +185,43 @@ Case matmul_case(uint32_t seed, DType type, int64_t T, std::vector<int64_t> rows
       p.accumulate = options.accumulate;
     }
     return [&device = b.device, data, parts, in, T] { device.matmul(parts, in, T); };
+  };
+  return c;
+}
+
+Case head_products_case(uint32_t seed, DType type, int64_t T, const HeadShape& s) {
+  struct Data {
+    Weights w;
+    std::vector<float> x, heads;  // [T][n_head][cols + n_tail]; the same without the tails
+  };
+  std::mt19937 rng(seed);
+  auto data = std::make_shared<Data>();
+  data->w = random_weights(rng(), type, s.n_head * s.rows, s.cols);
+  data->heads = random_activations(rng(), static_cast<size_t>(T * s.n_head * s.cols));
+  Case c;
+  c.name = fmt::format("products by head {} T={} {} x {}x{} tail {} seed {}", traits(type).name, T, s.n_head, s.rows,
+                       s.cols, s.n_tail, seed);
+  c.limits = limits_for(T, s.rows, s.cols);
+  c.limits.quantized_weights = is_quantized(type);
+  std::vector<double> tolerance;
+  for (int64_t i = 0; i < T * s.n_head; ++i) {
+    const auto head = data->heads.begin() + i * s.cols;
+    data->x.insert(data->x.end(), head, head + s.cols);
+    const std::vector<float> tail = random_normal(rng, static_cast<size_t>(s.n_tail));
+    data->x.insert(data->x.end(), tail.begin(), tail.end());
+    tolerance.resize(tolerance.size() + static_cast<size_t>(s.n_tail));
+    const std::vector<double> x = seen(data->heads, i, s.cols, type);
+    for (int64_t r = 0; r < s.rows; ++r) {
+      const Sum sum = product(data->w, i % s.n_head * s.rows + r, x);
+      tolerance.push_back(sum.error(s.cols) + 3 * kUlp * sum.magnitude);
+    }
+  }
+  c.tolerance = {std::move(tolerance)};
+  c.bytes = bytes_of(data->w);
+  c.bind = [data, T, s](Bound& b) -> std::function<void()> {
+    const HeadProducts p{b.device.adopt(data->w.matrix()), s.n_head, s.n_tail, b.input(data->x),
+                         b.output("y", poison(static_cast<size_t>(T * s.n_head * (s.rows + s.n_tail))))};
+    return [&device = b.device, data, p, T] { device.latent_attention()->head_products(p, T); };
   };
   return c;
 }

@@ -128,9 +128,16 @@ struct AttentionShape {
   float soft_cap = 0;
   bool sinks = false;
   bool forked = false;  // all sequences have the first page in common
+  bool latent =
+      false;  // multi-head latent attention: n_head_kv 1, and head_dim - n_rot elements of a key are the value
+  int64_t value_dim() const { return latent ? head_dim - n_rot : head_dim; }
   int64_t T() const;
 };
 Case attention_case(uint32_t seed, const AttentionShape& shape);
+struct HeadShape {
+  int64_t n_head = 3, rows = 48, cols = 32, n_tail = 6;
+};
+Case head_products_case(uint32_t seed, DType type, int64_t T, const HeadShape& shape);
 
 struct FfnShape {
   DType type = DType::f32;

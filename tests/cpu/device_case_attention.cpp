@@ -25,7 +25,7 @@ constexpr float kFactor = 1.25f, kEps = 1e-6f;  // attention_factor with a rotat
 
 struct AttentionData {
   AttentionShape shape;
-  std::vector<float> q, k, v, inv_freq, q_norm, k_norm, sinks;
+  std::vector<float> q, k, v, inv_freq, q_norm, k_norm, latent_norm, sinks;
   std::vector<f16_t> k_cache, v_cache;
   std::vector<int32_t> pos, slot, pages;
   std::vector<BatchRun> runs;
@@ -99,6 +99,7 @@ std::shared_ptr<AttentionData> attention_data(uint32_t seed, const AttentionShap
     d->q_norm = random_normal(rng, static_cast<size_t>(dim));
     d->k_norm = random_normal(rng, static_cast<size_t>(dim));
   }
+  if (s.latent) d->latent_norm = random_normal(rng, static_cast<size_t>(s.value_dim()));
   if (s.sinks) d->sinks = random_normal(rng, static_cast<size_t>(s.n_head), 2.0f, 1.0f);
   // Earlier positions of the sequences. Pages in common are written once for each, the last time counts.
   for (const BatchRun& run : d->runs) {
@@ -120,19 +121,20 @@ struct Value {
   double value = 0, error = 0;
 };
 
-// One head of q or k after its norm and its rotation.
+// One head of q or k after the norm of its last elements, which may be all, and its rotation.
 std::vector<Value> prepared(const AttentionData& d, const float* head, const std::vector<float>& norm, int64_t pos) {
   const AttentionShape& s = d.shape;
   std::vector<Value> x;
   double squares = 0;
-  for (int64_t i = 0; i < s.head_dim; ++i) squares += static_cast<double>(head[i]) * head[i];
-  const double deviation = std::sqrt(squares / static_cast<double>(s.head_dim) + kEps);
+  const auto n = static_cast<int64_t>(norm.size()), first = s.head_dim - n;
+  for (int64_t i = first; i < s.head_dim; ++i) squares += static_cast<double>(head[i]) * head[i];
+  const double deviation = std::sqrt(squares / static_cast<double>(n) + kEps);
   for (int64_t i = 0; i < s.head_dim; ++i) {
-    if (norm.empty()) {
+    if (i < first) {
       x.push_back({head[i], 0.0});
     } else {
-      const double y = head[i] / deviation * norm[static_cast<size_t>(i)];
-      x.push_back({y, (gamma(s.head_dim) + 8 * kUlp) * std::fabs(y)});
+      const double y = head[i] / deviation * norm[static_cast<size_t>(i - first)];
+      x.push_back({y, (gamma(n) + 8 * kUlp) * std::fabs(y)});
     }
   }
   const int64_t half = s.rope == RopeKind::none ? 0 : s.n_rot / 2;
@@ -165,13 +167,13 @@ std::vector<double> write_cache(AttentionData& d) {
     const int64_t pos = d.pos[static_cast<size_t>(t)];
     for (int64_t h = 0; h < s.n_head_kv; ++h) {
       const int64_t from = (t * s.n_head_kv + h) * s.head_dim;
-      const std::vector<Value> k = prepared(d, d.k.data() + from, d.k_norm, pos);
+      const std::vector<Value> k = prepared(d, d.k.data() + from, s.latent ? d.latent_norm : d.k_norm, pos);
       const size_t to = d.at(t, h, pos);
       for (size_t i = 0; i < k.size(); ++i) {
         const Value rounded = in_cache(k[i]);
         d.k_cache[to + i] = f32_to_f16(static_cast<float>(rounded.value));
         errors[to + i] = rounded.error;
-        d.v_cache[to + i] = f32_to_f16(d.v[static_cast<size_t>(from) + i]);
+        if (!s.latent) d.v_cache[to + i] = f32_to_f16(d.v[static_cast<size_t>(from) + i]);
       }
     }
   }
@@ -211,17 +213,18 @@ void add_tolerance(const AttentionData& d, const std::vector<double>& k_errors, 
   for (Value& x : p) total += x.value = std::exp(x.value - max);
   if (s.sinks) total += std::exp(d.sinks[static_cast<size_t>(head)] - max);
   for (Value& x : p) mean_error += (x.value /= total) * x.error;
-  std::vector<double> magnitude(q.size()), error(q.size());
+  const auto n_values = static_cast<size_t>(s.value_dim());
+  std::vector<double> magnitude(n_values), error(n_values);
   for (int64_t j = first; j <= pos; ++j) {
     const Value& weight = p[static_cast<size_t>(j - first)];
-    const f16_t* v = d.v_cache.data() + d.at(t, kv, j);
-    for (size_t i = 0; i < q.size(); ++i) {
-      const double term = weight.value * std::fabs(f16_to_f32(v[i]));
+    const size_t at = d.at(t, kv, j) + (q.size() - n_values);  // a latent is the end of its key
+    for (size_t i = 0; i < n_values; ++i) {
+      const double term = weight.value * std::fabs(f16_to_f32((s.latent ? d.k_cache : d.v_cache)[at + i]));
       magnitude[i] += term;
-      error[i] += term * weight.error;
+      error[i] += term * weight.error + (s.latent ? weight.value * k_errors[at + i] : 0);
     }
   }
-  for (size_t i = 0; i < q.size(); ++i) {
+  for (size_t i = 0; i < n_values; ++i) {
     // exp(s + e) = exp(s) (1 + e); numerator and denominator both; 5e-7 for the exponential itself.
     tolerance.push_back(1.01 * (error[i] + magnitude[i] * mean_error) +
                         magnitude[i] * (2 * (5e-7 + gamma(pos - first + 1)) + 8 * kUlp));
@@ -233,9 +236,10 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
   std::vector<std::string> runs;
   for (const AttentionRun& r : s.runs) runs.push_back(fmt::format("{} from {}", r.T, r.first_pos));
   Case c;
-  c.name = fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{} cap {} sinks {}",
-                       fmt::join(runs, ", "), s.n_head, s.n_head_kv, s.head_dim, s.window, static_cast<int>(s.rope),
-                       s.n_rot, s.norms ? " norms" : "", s.forked ? " forked" : "", s.soft_cap, s.sinks);
+  c.name =
+      fmt::format("attention [{}] heads {}/{}x{} window {} rope {} rot {}{}{}{} cap {} sinks {}", fmt::join(runs, ", "),
+                  s.n_head, s.n_head_kv, s.head_dim, s.window, static_cast<int>(s.rope), s.n_rot,
+                  s.norms ? " norms" : "", s.forked ? " forked" : "", s.latent ? " latent" : "", s.soft_cap, s.sinks);
   c.limits = limits_for(s.T(), 1, s.n_head * s.head_dim);
   c.limits.n_head = s.n_head;
   c.limits.n_head_kv = s.n_head_kv;
@@ -260,6 +264,7 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
     a.attention_factor = kFactor;
     a.q_norm = b.vector(d.q_norm);
     a.k_norm = b.vector(d.k_norm);
+    a.latent_norm = b.vector(d.latent_norm);
     a.norm_eps = kEps;
     a.rows = {b.input(d.pos), b.input(d.slot), b.input(d.pages), d.pages_stride};
     if (shape.T() > kFewTokens) a.rows.runs = d.runs;
@@ -269,9 +274,10 @@ Case without_tolerance(const std::shared_ptr<AttentionData>& data) {
     a.max_kv = d.max_kv;
     a.q = static_cast<float*>(b.scratch(d.q.size() * sizeof(float)));
     a.k = static_cast<float*>(b.scratch(d.k.size() * sizeof(float)));
-    a.v = b.input(d.v);
-    const Act out{b.output("out", poison(d.q.size())), nullptr};
+    if (!shape.latent) a.v = b.input(d.v);
+    const Act out{b.output("out", poison(static_cast<size_t>(shape.T() * shape.n_head * shape.value_dim()))), nullptr};
     a.cache = {b.output_f16("k_cache", d.k_cache), b.output_f16("v_cache", d.v_cache), d.stride};
+    if (shape.latent) a.cache.v = nullptr;
     return [&device = b.device, data, a, out] {
       device.upload(a.q, data->q.data(), data->q.size() * sizeof(float));
       device.upload(a.k, data->k.data(), data->k.size() * sizeof(float));

@@ -292,6 +292,18 @@ TEST(Device, Norm) {
   }
 }
 
+TEST(Device, ProductsByHead) {
+  std::mt19937 rng(23);
+  for (const DTypeTraits& t : all_traits()) {
+    if (!t.computable()) continue;
+    for (const int64_t T : {1, 2, 8, 9, 33}) {
+      const int64_t cols = t.block_size == 1 ? 40 : t.block_size;
+      check(head_products_case(rng(), t.type, T, {.cols = cols}));
+      check(head_products_case(rng(), t.type, T, {.n_head = 2, .rows = 300, .cols = 2 * cols, .n_tail = 0}));
+    }
+  }
+}
+
 TEST(Device, Rope) {
   std::mt19937 rng(16);
   for (const int64_t T : kTokens) {
@@ -329,6 +341,15 @@ TEST(Device, Attention) {
     check(attention_case(rng(), {.runs = {{T, 70}}, .n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33}));
     check(attention_case(rng(), {.runs = {{T, 900}}, .n_head = 8, .n_head_kv = 1, .head_dim = 128}));
     check(attention_case(rng(), {.runs = {{T, 600}}, .n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}));
+  }
+  // Latents: all heads share one key, whose end is the value. More heads than a thread takes at once.
+  for (const int64_t T : {1, 2, 8, 9, 33, 130}) {
+    for (const int64_t first : {0, 300}) {
+      const AttentionShape s{.runs = {{T, first}}, .n_head = 19, .n_head_kv = 1, .head_dim = 52};
+      AttentionShape latent = s;
+      latent.rope = RopeKind::interleaved, latent.n_rot = 12, latent.latent = true;
+      check(attention_case(rng(), latent));
+    }
   }
   // Several ones; tokens on both sides of a page's end.
   check_runs({{1, 0}, {1, 127}, {1, 128}, {1, 255}, {1, 256}, {1, 700}, {1, 5}, {1, 1}});

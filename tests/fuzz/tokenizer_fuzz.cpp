@@ -41,4 +41,10 @@ HEARTH_FUZZ_TARGET(tokenizer) {
   messages.push_back(
       {{"role", "user"}, {"content", std::string(input.substr(0, text::utf8::valid_prefix(input.substr(0, 100))))}});
   (void)text::ChatTemplate::of(*tokenizer, "").apply(messages);
+  // Alone, it never becomes a control token.
+  const std::vector<int32_t> ids =
+      text::ChatTemplate("{{ messages[0].content }}", "", "").encode(*tokenizer, messages);
+  for (size_t i = tokenizer->add_bos() ? 1 : 0; i < ids.size(); ++i) {
+    HEARTH_CHECK(tokenizer->vocab().tokens[static_cast<size_t>(ids[i])].type != text::TokenType::control);
+  }
 }

@@ -1,8 +1,10 @@
 #pragma once
-// The demo model behind a scheduler whose engine runs in a thread of its own.
+// The demo model behind a scheduler whose engine runs in a thread of its own: on the CPU, or divided between a stand-in for a
+// GPU and the CPU.
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "cpu/cpu.h"
 #include "engine/engine.h"
 #include "serve/scheduler.h"
+#include "support/divisions.h"
 #include "support/paths.h"
 #include "text/tokenizer.h"
 
@@ -20,12 +23,12 @@ using namespace std::chrono_literals;
 
 class Serving {
  public:
-  explicit Serving(serve::SchedulerOptions options)
+  explicit Serving(serve::SchedulerOptions options, const Division* division = nullptr)
       : model_(model::Model::load(source_dir() / "models" / "hearth-demo.gguf")),
         device_(cpu::make_device(team_)),
-        engine_(model_, *device_, {.n_ctx = 512, .n_sequences = options.n_parallel}),
+        engine_(make_engine(options, division)),
         tokenizer_(text::Tokenizer::load(model_.file())),
-        scheduler_(engine_, *tokenizer_, options),
+        scheduler_(*engine_, *tokenizer_, options),
         thread_([this] { scheduler_.run(); }) {}
   ~Serving() {
     scheduler_.stop(0ms);
@@ -56,10 +59,20 @@ class Serving {
   }
 
  private:
+  std::unique_ptr<engine::Engine> make_engine(const serve::SchedulerOptions& options, const Division* division) {
+    const engine::EngineOptions o{.n_ctx = 512, .n_sequences = options.n_parallel};
+    if (division == nullptr) return std::make_unique<engine::Engine>(model_, *device_, o);
+    std::mt19937 rng(1);
+    placement_ = placement_of(*division, model_, false, rng);
+    stand_in_ = cpu::make_reference_device();
+    return std::make_unique<engine::Engine>(model_, *stand_in_, o, engine::Division{*device_, placement_, team_});
+  }
+
   ThreadTeam team_{2};
   model::Model model_;
-  std::unique_ptr<Device> device_;
-  engine::Engine engine_;
+  std::unique_ptr<Device> device_, stand_in_;  // the CPU's; the main device of a divided model
+  engine::Placement placement_;
+  std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   serve::Scheduler scheduler_;
   std::thread thread_;

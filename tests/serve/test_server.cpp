@@ -325,6 +325,21 @@ TEST_F(Http, MalformedBodiesAreRefusedWithTheProtocolsError) {
   EXPECT_TRUE(get("/nowhere").json()["error"]["message"].is_string());
 }
 
+// A body of the largest size is refused, or read, in a time that nobody notices.
+TEST_F(Http, LargeBodiesCostLittle) {
+  std::string keys = "{\"prompt\": \"x\"", nested = "{\"prompt\": ";
+  for (int i = 0; keys.size() < (size_t{15} << 20); ++i) keys += fmt::format(",\"{}\":0", i);
+  nested += std::string(size_t{7} << 20, '[') + std::string(size_t{7} << 20, ']') + "}";
+  const auto begin = std::chrono::steady_clock::now();
+  const Reply many = post("/v1/completions", keys + "}");
+  EXPECT_EQ(many.status, 400);
+  EXPECT_NE(many.body.find("too many keys"), std::string::npos) << many.body;
+  const Reply deep = post("/v1/completions", nested);
+  EXPECT_EQ(deep.status, 400);
+  EXPECT_NE(deep.body.find("levels inside each other"), std::string::npos) << deep.body;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+}
+
 TEST_F(Http, KeysAreAskedFor) {
   server_.reset();
   start({.api_keys = {"secret", "other"}, .chat_template = "chatml"});

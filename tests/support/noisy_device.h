@@ -118,17 +118,30 @@ class NoisyDevice : public cpu::HostDevice {
     std::vector<float> v;
     if (noise_.kv_noise > 0) {
       const int64_t n = T * a.n_head_kv * a.head_dim;
-      v.assign(a.v, a.v + n);
-      // Keys before their rotation, which keeps sizes.
-      for (float* kv : {a.k, v.data()}) {
-        for (int64_t i = 0; i < n; ++i) kv[i] = disturbed(kv[i], noise_.kv_noise * half_unit(kv[i], 10));
+      // Keys before their rotation, which keeps sizes, and latents before their norm, which keeps relative errors.
+      for (int64_t i = 0; i < n; ++i) a.k[i] = disturbed(a.k[i], noise_.kv_noise * half_unit(a.k[i], 10));
+      if (!a.latent_norm) {
+        v.assign(a.v, a.v + n);
+        for (float& x : v) x = disturbed(x, noise_.kv_noise * half_unit(x, 10));
+        a.v = v.data();
       }
-      a.v = v.data();
     }
     oracle_->attention(a, T, {out.x, nullptr});
     if (T <= arithmetic_.f32_attention_tokens || noise_.rounding == Rounding::none) return;
+    HEARTH_CHECK(!a.latent_norm, "no device attends to latents in f16");
     for (int64_t t = 0; t < T; ++t) {  // the oracle has filled the cache, and leaves rotated queries in q
       for (int64_t h = 0; h < a.n_head; ++h) f16_attention(a, t, h, out.x + (t * a.n_head + h) * a.head_dim);
+    }
+  }
+  void head_products(const HeadProducts& p, int64_t T) override {
+    const Form form = arithmetic_.input(type_of(p.w), T, false);
+    const float* const w = operand(p.w, form);
+    for (int64_t i = 0; i < T * p.n_head; ++i) {
+      const float* const from = p.x + i * p.x_stride();
+      const std::vector<float> x = rounded(from, 1, p.w.cols, form);
+      float* const y = std::copy_n(from + p.w.cols, p.n_tail, p.y + i * p.y_stride());
+      const Matrix head{DType::f32, p.rows(), p.w.cols, nullptr};
+      multiply(w + i % p.n_head * p.rows() * p.w.cols, {.w = head, .y = y}, x.data(), 1);
     }
   }
   void ffn_dense(const FfnShard& s, const Input& in, int64_t T, Vector y_bias, float* y, const NextNorm*) override {

@@ -58,7 +58,7 @@ inline std::vector<ZooModel> zoo() {
 // Mixtures of experts of the shared material.
 inline std::vector<ZooModel> mixtures() {
   std::vector<ZooModel> models;
-  for (const char* name : {"mixtral-silu", "qwen2moe", "qwen3moe", "olmoe", "glm4moe"}) {
+  for (const char* name : {"mixtral-silu", "qwen2moe", "qwen3moe", "olmoe", "glm4moe", "gpt-oss", "deepseek-v2-lite"}) {
     models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo2-hf" / name});
   }
   for (ZooModel& m : models) std::replace(m.name.begin(), m.name.end(), '-', '_');

@@ -70,10 +70,13 @@ TEST(Chat, TheFirstBosIsThereOnce) {
   vocab.add_bos = true;
   const auto adding = Tokenizer::create(vocab);
   const int32_t bos = *vocab.bos;
-  EXPECT_EQ(encode_chat(*adding, "<s>a"), encode_chat(*adding, "a"));
-  EXPECT_EQ(encode_chat(*adding, "a"), (std::vector<int32_t>{bos, plain->encode("a")[0]}));
-  EXPECT_EQ(encode_chat(*plain, "<s>a"), encode_chat(*adding, "a"));
-  EXPECT_EQ(encode_chat(*plain, "a"), plain->encode("a"));
+  const auto encode = [](const Tokenizer& tokenizer, const char* source) {
+    return ChatTemplate(source, "<s>", "").encode(tokenizer, one("user", "Hi"));
+  };
+  EXPECT_EQ(encode(*adding, "{# #}<s>a"), encode(*adding, "{# #}a"));
+  EXPECT_EQ(encode(*adding, "{# #}a"), (std::vector<int32_t>{bos, plain->encode("a")[0]}));
+  EXPECT_EQ(encode(*plain, "{# #}<s>a"), encode(*adding, "{# #}a"));
+  EXPECT_EQ(encode(*plain, "{# #}a"), plain->encode("a"));
 }
 
 }  // namespace

@@ -46,6 +46,11 @@ struct Expr {
   int depth = 1;  // of expressions inside each other
 };
 
+// What a macro may use without a parameter of that name; what it does not use it does not take, as in Jinja2.
+struct ImplicitNames {
+  bool varargs = false, kwargs = false, caller = false;
+};
+
 struct Stmt;
 using Body = std::vector<Stmt>;
 
@@ -60,6 +65,7 @@ struct Stmt {
   std::vector<std::pair<std::string, ExprPtr>> parameters;  // macro, call
   std::vector<Body> bodies;                                 // if_: then, else; for_: body, else; others: [0]
   bool recursive = false;
+  ImplicitNames implicit;  // macro, call: those that the body uses
 };
 
 // Throws Error with line and column.

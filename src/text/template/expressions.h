@@ -52,6 +52,26 @@ class ExpressionParser {
     fail_at(now().at, "expected " + what + ", found '" + now().text + "'");
   }
 
+  // --- implicit names of the macros that are being read: used before anything else has the name ---
+  struct Macro {
+    ImplicitNames used, hidden;
+  };
+  static bool* implicit(ImplicitNames& names, std::string_view name) {
+    if (name == "varargs") return &names.varargs;
+    if (name == "kwargs") return &names.kwargs;
+    return name == "caller" ? &names.caller : nullptr;
+  }
+  void note_use(std::string_view name) {
+    for (Macro& m : macros_) {
+      if (bool* used = implicit(m.used, name); used != nullptr && !*implicit(m.hidden, name)) *used = true;
+    }
+  }
+  void note_target(std::string_view name) {
+    for (Macro& m : macros_) {
+      if (bool* hidden = implicit(m.hidden, name)) *hidden = true;
+    }
+  }
+
   static ExprPtr make(Expr::Kind kind, Position at, std::string name = {}) {
     auto e = std::make_unique<Expr>();
     e->kind = kind, e->at = at, e->name = std::move(name);
@@ -182,6 +202,7 @@ class ExpressionParser {
         if (t.text == "true" || t.text == "True") return constant(t.at, true);
         if (t.text == "false" || t.text == "False") return constant(t.at, false);
         if (t.text == "none" || t.text == "None") return constant(t.at, nullptr);
+        note_use(t.text);
         return make(Expr::Kind::name, t.at, t.text);
       }
       case Kind::string: {
@@ -333,6 +354,7 @@ class ExpressionParser {
   std::vector<Token> tokens_;
   size_t i_ = 0;
   int depth_ = 0, loops_ = 0;
+  std::vector<Macro> macros_;  // around what is read, the innermost last
 };
 
 }  // namespace hearth::text::jinja

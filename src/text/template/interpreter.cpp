@@ -365,27 +365,47 @@ Value Interpreter::run_macro(const Stmt& s, const std::string& name, const Scope
     ~Depth() { --depth; }
   } const depth{depth_};
   if (++depth_ > limits_.depth) fail("macros call each other more than {} levels deep", limits_.depth);
-  if (given.positional.size() > s.parameters.size()) {
-    fail("macro '{}' takes {} arguments, and {} were given", name, s.parameters.size(), given.positional.size());
-  }
   const Entered entered(*this, scope);
-  std::vector<bool> is_set(s.parameters.size());
-  for (size_t i = 0; i < given.positional.size(); ++i) {
-    set(s.parameters[i].first, given.positional[i]);
-    is_set[i] = true;
+  const size_t n_parameters = s.parameters.size(), n_given = given.positional.size();
+  if (n_given > n_parameters && !s.implicit.varargs) {
+    fail("macro '{}' takes {} arguments, and {} were given", name, n_parameters, n_given);
   }
-  for (const auto& [key, value] : given.named) {
-    size_t i = 0;
-    while (i < s.parameters.size() && s.parameters[i].first != key) ++i;
-    if (i == s.parameters.size() && key != "caller") fail("macro '{}' has no parameter '{}'", name, key);
-    if (i < s.parameters.size()) {
-      if (is_set[i]) fail("macro '{}' was given '{}' twice", name, key);
-      is_set[i] = true;
-    }
-    set(key, value);
+  auto named = given.named;
+  const auto take = [&](const std::string& key) -> std::optional<Value> {
+    const auto found = std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == key; });
+    if (found == named.end()) return std::nullopt;
+    Value value = std::move(found->second);
+    named.erase(found);
+    return value;
+  };
+  std::vector<std::optional<Value>> values(n_parameters);
+  bool has_caller = false;  // as a parameter
+  for (size_t i = 0; i < n_parameters; ++i) {
+    values[i] = i < n_given ? std::optional(given.positional[i]) : take(s.parameters[i].first);
+    has_caller = has_caller || s.parameters[i].first == "caller";
   }
-  for (size_t i = 0; i < s.parameters.size(); ++i) {
-    if (is_set[i]) continue;
+  if (s.implicit.caller && !has_caller) set("caller", take("caller").value_or(Undefined{"No caller defined"}));
+  if (s.implicit.kwargs) {
+    Dict rest;
+    for (const auto& [key, value] : named) rest.set(key, value);
+    set("kwargs", std::move(rest));
+  } else if (!named.empty()) {
+    const std::string& key = named[0].first;
+    const bool twice =
+        std::any_of(s.parameters.begin(), s.parameters.end(), [&](const auto& p) { return p.first == key; });
+    if (twice) fail("macro '{}' was given '{}' twice", name, key);
+    if (key == "caller") fail("macro '{}' does not use the caller that a call block gives it", name);
+    fail("macro '{}' has no parameter '{}'", name, key);
+  }
+  if (s.implicit.varargs) {
+    const size_t first = std::min(n_given, n_parameters);
+    set("varargs", List(given.positional.begin() + static_cast<std::ptrdiff_t>(first), given.positional.end()));
+  }
+  for (size_t i = 0; i < n_parameters; ++i) {
+    if (values[i]) set(s.parameters[i].first, *std::move(values[i]));
+  }
+  for (size_t i = std::min(n_given, n_parameters); i < n_parameters; ++i) {
+    if (values[i]) continue;
     const auto& [key, otherwise] = s.parameters[i];
     set(key, otherwise ? eval(*otherwise) : Value(Undefined{"parameter '" + key + "' was not provided"}));
   }

@@ -132,7 +132,11 @@ class Parser : ExpressionParser {
     do {
       if (!s.targets.empty() && (is_op(")") || is_name("in") || is_op("="))) break;
       std::string name = expect_name();
-      if (s.kind == Stmt::Kind::set && skip_op(".")) name += "." + expect_name();
+      if (s.kind == Stmt::Kind::set && skip_op(".")) {
+        name += "." + expect_name();
+      } else {
+        note_target(name);
+      }
       s.targets.push_back(std::move(name));
       s.unpacks = s.unpacks || is_op(",");
     } while (skip_op(","));
@@ -158,6 +162,7 @@ class Parser : ExpressionParser {
     expect_op("(");
     while (!is_op(")")) {
       std::string name = expect_name();
+      note_target(name);
       s.parameters.emplace_back(std::move(name), skip_op("=") ? expression() : nullptr);
       if (!skip_op(",")) break;
     }
@@ -166,17 +171,29 @@ class Parser : ExpressionParser {
 
   Stmt macro_statement(Position at) {
     Stmt s = statement_of(Stmt::Kind::macro, at, expect_name());
+    macros_.emplace_back();
     parameters(s);
     s.bodies.push_back(outside_loops("endmacro"));
+    s.implicit = end_of_macro();
     return s;
   }
   Stmt call_statement(Position at) {
     Stmt s = statement_of(Stmt::Kind::call, at);
+    macros_.emplace_back();
     if (is_op("(")) parameters(s);
-    s.exprs.push_back(expression());
+    const Macro block = std::move(macros_.back());
+    macros_.pop_back();
+    s.exprs.push_back(expression());  // what is called is no part of the block
     if (s.exprs[0]->kind != Expr::Kind::call) fail_at(at, "expected a call behind 'call'");
+    macros_.push_back(block);
     s.bodies.push_back(outside_loops("endcall"));
+    s.implicit = end_of_macro();
     return s;
+  }
+  ImplicitNames end_of_macro() {
+    const ImplicitNames used = macros_.back().used;
+    macros_.pop_back();
+    return used;
   }
   Body outside_loops(std::string_view end) {
     const int loops = std::exchange(loops_, 0);
@@ -189,6 +206,7 @@ class Parser : ExpressionParser {
     Stmt s = statement_of(Stmt::Kind::with, at);
     while (now().kind != Kind::block_end) {
       s.targets.push_back(expect_name());
+      note_target(s.targets.back());
       expect_op("=");
       s.exprs.push_back(expression());
       if (!skip_op(",")) break;

@@ -301,7 +301,7 @@ std::string to_json(const Value& value, const JsonStyle& style) {
 
 namespace {
 
-Value from_json(const nlohmann::ordered_json& json, int depth) {
+Value from_json(const nlohmann::ordered_json& json, const TextMap& map, int depth) {
   if (depth > Value::kMostNesting) fail("more than {} levels of JSON are inside each other", Value::kMostNesting);
   using Type = nlohmann::ordered_json::value_t;
   switch (json.type()) {
@@ -317,15 +317,15 @@ Value from_json(const nlohmann::ordered_json& json, int depth) {
     case Type::number_float:
       return json.get<double>();
     case Type::string:
-      return json.get_ref<const std::string&>();
+      return map(json.get_ref<const std::string&>());
     case Type::array: {
       List items;
-      for (const auto& item : json) items.push_back(from_json(item, depth + 1));
+      for (const auto& item : json) items.push_back(from_json(item, map, depth + 1));
       return items;
     }
     case Type::object: {
       Dict dict;
-      for (const auto& [k, v] : json.items()) dict.items.emplace_back(k, from_json(v, depth + 1));
+      for (const auto& [k, v] : json.items()) dict.items.emplace_back(map(k), from_json(v, map, depth + 1));
       return dict;
     }
     default:
@@ -336,7 +336,11 @@ Value from_json(const nlohmann::ordered_json& json, int depth) {
 }  // namespace
 
 Value from_json(const nlohmann::ordered_json& json) {
-  return from_json(json, 1);
+  return from_json(json, [](const std::string& text) { return text; });
+}
+
+Value from_json(const nlohmann::ordered_json& json, const TextMap& map) {
+  return from_json(json, map, 1);
 }
 
 }  // namespace hearth::text::jinja
