@@ -161,6 +161,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   logits_.resize(static_cast<size_t>(c.n_vocab));
   density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
   density_.active_on_host = density_.active_linked = density_.active;
+  density_.experts = density_.experts_on_host = density_.active;
   for (auto& by_bound : recorded_) by_bound.fill(-1);
 }
 
@@ -338,6 +339,16 @@ void Engine::eval(const Batch& batch) {
   if (T > kFewTokens) return;
   if (!head_on_host()) results_.count = T;
   if (sparsity_ != Sparsity::off && skips_neurons(kind)) count_active(T);
+  if (config().experts && host_side_ != nullptr) count_experts(T);
+}
+
+void Engine::count_experts(int64_t T) {
+  const auto n_named = static_cast<double>(config().experts.n_named());
+  for (size_t l = 0; l < density_.experts.size(); ++l) {
+    if (!schedule_.facts()[l].experts) continue;
+    density_.experts[l] += n_named * static_cast<double>(T);
+    density_.experts_on_host[l] += static_cast<double>(host_side_->experts_computed(static_cast<int64_t>(l)));
+  }
 }
 
 void Engine::fetch_counts() {

@@ -73,6 +73,10 @@ class HostSide::Layer {
   void operator()(const Experts& step) {
     const Input in = step.reads == Reads::normed ? Input(b_.input) : f_.ffn_input(l_, step.reads, b_.x);
     f_.ffn_experts(l_, b_.choice, in, y_);
+    const std::vector<Expert>& own = f_.layer(l_).experts;
+    const std::span<const int32_t> named(b_.choice.ids, static_cast<size_t>(f_.T() * b_.choice.n_named));
+    s_.n_experts_[static_cast<size_t>(l_)] =
+        std::ranges::count_if(named, [&](int32_t id) { return static_cast<bool>(own[static_cast<size_t>(id)]); });
   }
   void operator()(const Answer&) { s_.mailbox_.answer(); }
   template <typename MainStep>
@@ -92,7 +96,11 @@ class HostSide::Layer {
 
 HostSide::HostSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows,
                    Mailbox& mailbox)
-    : c_(context), schedule_(schedule), rows_(rows), mailbox_(mailbox) {}
+    : c_(context),
+      schedule_(schedule),
+      rows_(rows),
+      mailbox_(mailbox),
+      n_experts_(static_cast<size_t>(context.config.n_layer)) {}
 
 void HostSide::serve(const PassShape& shape, BatchKind kind) {
   try {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "model/predictors.h"
 
@@ -31,10 +32,10 @@ void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_ho
   t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
 }
 
-// Expected bytes of a token's experts: those of a layer are taken to be chosen equally often. n_hot: on the main device.
-void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double n_hot) {
+// Expected bytes of a token's experts. hot_share: of those that it uses, on the main device.
+void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double hot_share) {
   t.selection += on(!facts.main_routes, static_cast<double>(l.router.w.bytes() + l.router.shared_gate.bytes()));
-  const double n = static_cast<double>(l.experts.size()), hot_share = n_hot / n;
+  const auto n = static_cast<double>(l.experts.size());
   double bytes = 0;
   for (const Expert& e : l.experts) bytes += static_cast<double>(e.bytes());
   if (l.router.shared) {
@@ -68,19 +69,22 @@ double DensityStats::density(int64_t n_ff) const {
 
 double DensityStats::host_share() const {
   double total = 0, host = 0;
-  for (const double a : active) total += a;
-  for (const double a : active_on_host) host += a;
-  for (const double a : active_linked) host += a;
-  return steps == 0 || total == 0 ? NAN : host / total;
+  for (const auto* all : {&active, &experts}) total = std::accumulate(all->begin(), all->end(), total);
+  for (const auto* part : {&active_on_host, &active_linked, &experts_on_host}) {
+    host = std::accumulate(part->begin(), part->end(), host);
+  }
+  return total == 0 ? NAN : host / total;
 }
 
 DensityStats DensityStats::since(const DensityStats& before) const {
   DensityStats d = *this;
   d.steps -= before.steps;
-  for (size_t l = 0; l < d.active.size(); ++l) {
-    d.active[l] -= before.active[l];
-    d.active_on_host[l] -= before.active_on_host[l];
-    d.active_linked[l] -= before.active_linked[l];
+  const auto subtract = [&](std::vector<double> DensityStats::*counts) {
+    for (size_t l = 0; l < (d.*counts).size(); ++l) (d.*counts)[l] -= (before.*counts)[l];
+  };
+  for (const auto counts : {&DensityStats::active, &DensityStats::active_on_host, &DensityStats::active_linked,
+                            &DensityStats::experts, &DensityStats::experts_on_host}) {
+    subtract(counts);
   }
   return d;
 }
@@ -109,7 +113,10 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
     for (const Matrix* m : l.attention()) attention += static_cast<double>(m->bytes());
     t.attention = on(facts.host_attends, attention);
     if (l.router) {
-      add_experts(t, l, facts, static_cast<double>(args.rows[i].n_hot));
+      const bool known = i < counted.experts.size() && counted.experts[i] > 0;
+      add_experts(t, l, facts,
+                  known ? 1 - counted.experts_on_host[i] / counted.experts[i]
+                        : static_cast<double>(args.rows[i].n_hot) / static_cast<double>(l.experts.size()));
       continue;
     }
     const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.rows[i].n_hot);

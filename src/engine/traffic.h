@@ -15,8 +15,10 @@ struct DensityStats {
   std::vector<double> active;                            // per layer: neurons active, summed over steps
   std::vector<double> active_on_host;                    // of those, computed by the CPU beside a main device
   std::vector<double> active_linked;                     // computed by the main device, read from host memory
+  // Of mixtures that are divided: experts that were named in each layer, and those of them that the host has.
+  std::vector<double> experts, experts_on_host;
   double density(int64_t n_ff) const;                    // mean share of active neurons; NaN before the first step
-  double host_share() const;                             // share of the active neurons whose rows the host has; or NaN
+  double host_share() const;                             // share of the active neurons, or experts, that the host has; or NaN
   DensityStats since(const DensityStats& before) const;  // what was counted after `before`
 };
 
@@ -46,7 +48,8 @@ struct TokenTraffic {
 };
 
 // Bytes of one decode step at a context of n_kv positions: all matrices, less the rows that a sparse mode skips, with
-// as many active neurons on each side as were counted (with nothing counted: all rows), routers and as many experts as a token uses, predictors, and the KV cache.
+// as many active neurons on each side as were counted (with nothing counted: all rows), routers and as many experts as a
+// token uses (with nothing counted: each as often as any other), predictors, and the KV cache.
 // Predictors that also look ahead are counted twice. Gate rows that a predictor names in vain are not counted, nor are
 // norms, biases and one row of the embedding.
 struct TrafficArgs {

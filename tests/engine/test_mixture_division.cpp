@@ -2,6 +2,8 @@
 // experts are. The oracle stands in for the GPU, in a thread of its own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -88,6 +90,11 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     const auto host = cpu::make_device(team);
     Engine two(m, main, options, {*host, placement, team});
     limits.expect_apart(test::run(two, script), expected, "divided");
+    // Of the passes over few tokens it is counted who had the chosen experts.
+    const auto whose = {d.hot(0, 0), d.hot(0, 1), d.hot(1, 0), d.hot(1, 1), d.hot(2, 0), d.hot(2, 1)};
+    const double share = two.density().host_share();
+    EXPECT_GE(share, std::ranges::none_of(whose, std::identity()) ? 1.0 : 0.0);
+    EXPECT_LE(share, std::ranges::all_of(whose, std::identity()) ? 0.0 : 1.0);
   }
   limits.print();
 }

@@ -87,6 +87,9 @@ TEST_F(Traffic, IsCountedSinceAMoment) {
   EXPECT_EQ(d.active_linked, (std::vector<double>{1, 2}));
   EXPECT_DOUBLE_EQ(d.density(10), 18.0 / 3 / 20);
   EXPECT_DOUBLE_EQ(d.host_share(), 0.5);
+  const DensityStats experts = {.experts = {16, 0}, .experts_on_host = {4, 0}};
+  EXPECT_DOUBLE_EQ(experts.host_share(), 0.25);
+  EXPECT_TRUE(std::isnan(experts.since(experts).host_share()));
   EXPECT_TRUE(std::isnan(before.since(before).density(10)));
 }
 
