@@ -30,19 +30,27 @@ struct SynthShape {
   std::string name = "custom";
   std::string arch =
       "llama";  // llama (gated, RMSNorm), opt (ReLU, LayerNorm, learned positions), falcon (parallel block),
-                // qwen3moe (as llama, with norms of q and k)
+                // and mixtures: qwen3moe (norms of q and k), gpt-oss (windows, sinks, biases), smallthinker (ReLU)
   int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_head = 0, n_head_kv = 0, n_vocab = 0, n_ctx = 0;
   float rope_base = 10000.0f;
-  int64_t n_embd_head = 0;                   // elements of a head; 0: n_embd / n_head
-  int64_t n_expert = 0, n_expert_used = 0;  // mixtures of experts (llama, qwen3moe), of n_ff neurons each
+  int64_t n_embd_head = 0;                  // elements of a head; 0: n_embd / n_head
+  int64_t n_expert = 0, n_expert_used = 0;  // mixtures of experts, of n_ff neurons each
+  int64_t window = 0;                       // positions that layers with a window see (gpt-oss, smallthinker)
   int64_t head_dim() const { return n_embd_head > 0 ? n_embd_head : n_embd / n_head; }
   bool qk_norm() const { return arch == "qwen3moe"; }
+  bool mixture() const { return qk_norm() || gpt_oss() || arch == "smallthinker"; }  // always
+  bool gpt_oss() const { return arch == "gpt-oss"; }
+  const char* default_activation() const {
+    if (n_expert == 0 || arch == "smallthinker") return "relu";
+    return gpt_oss() ? "clamped_silu" : "silu";
+  }
   bool gated() const { return !layer_norm(); }
   bool layer_norm() const { return arch == "opt" || arch == "falcon"; }
   bool parallel_block() const { return arch == "falcon"; }
   bool learned_positions() const { return arch == "opt"; }
 };
-// llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, qwen3-30b-a3b, tiny. Throws Error with this list for another name.
+// llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b,
+// smallthinker-21b, tiny. Throws Error with this list for another name.
 SynthShape find_synth_shape(std::string_view name);
 
 struct SynthOptions {
@@ -55,7 +63,7 @@ struct SynthOptions {
   DType predictor_type = DType::f16;
   double drift = 0;                 // see above; 0 to 0.9
   bool dense = false;               // no control: every neuron fires for half of the tokens
-  std::string activation = "relu";  // or silu, with `dense`
+  std::string activation = "relu";  // or, with `dense`, silu; of gpt-oss clamped_silu
   // Of mixtures: how unequally experts are liked, as the standard deviation of what a router adds for an expert whatever
   // the token is, over that of what depends on the token. 0: all alike.
   double expert_skew = 0.5;

@@ -12,9 +12,9 @@
 namespace hearth::offline {
 namespace {
 
-const std::array<SynthShape, 9>& shapes() {
-  // name, arch, layers, n_embd, n_ff, heads, kv heads, vocabulary, context, RoPE base; head, experts, used ones
-  static const std::array<SynthShape, 9> table = {{
+const std::array<SynthShape, 11>& shapes() {
+  // name, arch, layers, n_embd, n_ff, heads, kv heads, vocabulary, context, RoPE base; head, experts, used ones, window
+  static const std::array<SynthShape, 11> table = {{
       {"llama-7b", "llama", 32, 4096, 11008, 32, 32, 32000, 4096, 10000.0f},
       {"llama-13b", "llama", 40, 5120, 13824, 40, 40, 32000, 4096, 10000.0f},
       {"llama-70b", "llama", 80, 8192, 28672, 64, 8, 32000, 4096, 10000.0f},
@@ -23,6 +23,8 @@ const std::array<SynthShape, 9>& shapes() {
       {"falcon-40b", "falcon", 60, 8192, 32768, 128, 8, 65024, 2048, 10000.0f},
       {"mixtral-8x7b", "llama", 32, 4096, 14336, 32, 8, 32000, 32768, 1e6f, 128, 8, 2},
       {"qwen3-30b-a3b", "qwen3moe", 48, 2048, 768, 32, 4, 151936, 40960, 1e6f, 128, 128, 8},
+      {"gpt-oss-20b", "gpt-oss", 24, 2880, 2880, 64, 8, 201088, 131072, 150000.0f, 64, 32, 4, 128},
+      {"smallthinker-21b", "smallthinker", 52, 2560, 768, 28, 4, 151936, 16384, 1.5e6f, 128, 64, 6, 4096},
       {"tiny", "llama", 4, 256, 1024, 8, 4, 1024, 512, 10000.0f},
   }};
   return table;
@@ -36,16 +38,18 @@ void check_multiple(const char* flag, int64_t value, int64_t of) {
 }
 
 void check_shape(const SynthShape& s) {
-  if (s.arch != "llama" && s.arch != "opt" && s.arch != "falcon" && s.arch != "qwen3moe") {
-    fail("unknown architecture '{}'; expected llama, opt, falcon or qwen3moe", s.arch);
+  if (s.arch != "llama" && !s.layer_norm() && !s.mixture()) {
+    fail("unknown architecture '{}'; expected llama, opt, falcon, qwen3moe, gpt-oss or smallthinker", s.arch);
   }
   if ((s.n_expert == 0) != (s.n_expert_used == 0)) fail("give both of --experts and --experts-used, or neither");
   if (s.n_expert > 0) {
-    if (s.layer_norm()) fail("--experts {} takes --arch llama or qwen3moe, and it is {}", s.n_expert, s.arch);
+    if (s.layer_norm()) {
+      fail("--experts {} takes --arch llama, qwen3moe, gpt-oss or smallthinker, and it is {}", s.n_expert, s.arch);
+    }
     check_positive("--experts", s.n_expert, kMostExperts);
     check_positive("--experts-used", s.n_expert_used, s.n_expert);
-  } else if (s.arch == "qwen3moe") {
-    fail("--arch qwen3moe is a mixture of experts; give --experts and --experts-used");
+  } else if (s.mixture()) {
+    fail("--arch {} is a mixture of experts; give --experts and --experts-used", s.arch);
   }
   check_positive("--layers", s.n_layer, 4096);
   check_positive("--n-embd", s.n_embd, int64_t{1} << 20);
@@ -60,7 +64,8 @@ void check_shape(const SynthShape& s) {
     fail("--n-vocab is {}, expected at least {}: bytes and letters come before the first word", s.n_vocab,
          kFirstWord + 1);
   }
-  if (s.n_embd_head == 0 && s.n_embd % s.n_head != 0) fail("--n-embd {} does not divide by --n-head {}", s.n_embd, s.n_head);
+  if (s.n_embd_head == 0 && s.n_embd % s.n_head != 0)
+    fail("--n-embd {} does not divide by --n-head {}", s.n_embd, s.n_head);
   if (s.n_head % s.n_head_kv != 0) fail("--n-head {} does not divide by --n-head-kv {}", s.n_head, s.n_head_kv);
   if (s.head_dim() % 2 != 0) fail("a head has {} elements, expected an even number for RoPE", s.head_dim());
   check_multiple("--n-head times the elements of a head", s.n_head * s.head_dim(), kSynthBlock);
@@ -103,8 +108,12 @@ void check_synth_options(const SynthOptions& o) {
     fail("--drift needs at least {} tokens in the vocabulary, --n-vocab is {}", kFirstWord + 2 * kMaxTopics,
          o.shape.n_vocab);
   }
-  if (o.activation != "relu" && o.activation != "silu")
+  if (o.shape.gpt_oss() || o.shape.arch == "smallthinker") {
+    if (o.activation != o.shape.default_activation())
+      fail("--arch {} has the activation {}, not {}", o.shape.arch, o.shape.default_activation(), o.activation);
+  } else if (o.activation != "relu" && o.activation != "silu") {
     fail("unknown activation '{}'; expected relu or silu", o.activation);
+  }
   if (o.shape.n_expert > 0 && !o.dense) fail("a density cannot be prescribed inside experts; add --dense");
   if (!(o.expert_skew >= 0) || !(o.expert_skew <= 10)) fail("--expert-skew is {}, expected 0 to 10", o.expert_skew);
   if (o.activation == "silu" && !o.dense) fail("silu is never zero, so no density can be prescribed; add --dense");

@@ -126,7 +126,7 @@ void SynthWeights::add_layer_tensors(int64_t l, std::vector<SynthTensor>& list) 
     if (s.layer_norm()) vector((name + ".bias").c_str(), s.n_embd, SynthFill::zeros);
   };
   norm("attn_norm");
-  norm(s.parallel_block() ? "attn_norm_2" : "ffn_norm");
+  norm(s.parallel_block() ? "attn_norm_2" : s.gpt_oss() ? "post_attention_norm" : "ffn_norm");
   if (s.arch == "falcon") {
     matrix("attn_qkv", s.n_embd, s.n_embd + 2 * n_kv, SynthFill::inputs, kQ);
   } else {
@@ -148,6 +148,15 @@ void SynthWeights::add_layer_tensors(int64_t l, std::vector<SynthTensor>& list) 
     experts("ffn_gate_exps", s.n_embd, s.n_ff, SynthFill::inputs, kGate);
     experts("ffn_up_exps", s.n_embd, s.n_ff, SynthFill::inputs, kUp);
     experts("ffn_down_exps", s.n_ff, s.n_embd, SynthFill::down, kDown);
+    if (!s.gpt_oss()) return;
+    vector("attn_q.bias", n_q, SynthFill::zeros), vector("attn_k.bias", n_kv, SynthFill::zeros);
+    vector("attn_v.bias", n_kv, SynthFill::zeros), vector("attn_output.bias", s.n_embd, SynthFill::zeros);
+    vector("attn_sinks.weight", s.n_head, SynthFill::zeros);
+    vector("ffn_gate_inp.bias", s.n_expert, SynthFill::zeros);
+    for (const char* name : {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"}) {
+      const int64_t n = name[4] == 'd' ? s.n_embd : s.n_ff;
+      list.push_back({fmt::format("blk.{}.{}", l, name), DType::f32, n, s.n_expert, false, SynthFill::zeros, l});
+    }
     return;
   }
   matrix(s.gated() ? "ffn_gate" : "ffn_up", s.n_embd, s.n_ff, SynthFill::gate, kGate);

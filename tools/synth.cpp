@@ -60,7 +60,7 @@ offline::SynthOptions options_of(const Flags& f) {
   offline::SynthOptions o = f.options;
   o.shape = shape_of(f);
   o.type = dtype_flag("--type", f.type);
-  if (o.shape.n_expert > 0 && !f.activation_given) o.dense = true, o.activation = "silu";  // as such models are
+  if (o.shape.n_expert > 0 && !f.activation_given) o.dense = true, o.activation = o.shape.default_activation();
   // Four bits are too few for the predictor's sparse second matrix.
   const DType same = o.type == DType::q4_0 ? DType::q8_0 : o.type;
   o.predictor_type = f.predictor_type.empty() ? same : dtype_flag("--predictor-type", f.predictor_type);
@@ -130,8 +130,9 @@ void run_synth(const Flags& f) {
 void add_sizes(CLI::App& cmd, Flags& f) {
   cmd.add_option("--shape", f.shape,
                  "llama-7b, llama-13b, llama-70b, mistral-7b, opt-30b, falcon-40b, mixtral-8x7b, "
-                 "qwen3-30b-a3b or tiny");
-  cmd.add_option("--arch", f.arch, "llama, opt, falcon or qwen3moe (default: the shape's, or llama)");
+                 "qwen3-30b-a3b, gpt-oss-20b, smallthinker-21b or tiny");
+  cmd.add_option("--arch", f.arch,
+                 "llama, opt, falcon, qwen3moe, gpt-oss or smallthinker (default: the shape's, or llama)");
   cmd.add_option("--layers,--n-layer", f.n_layer, "number of layers")->check(CLI::PositiveNumber);
   cmd.add_option("--n-embd", f.n_embd, "embedding length, a multiple of 32")->check(CLI::PositiveNumber);
   cmd.add_option("--n-head", f.n_head, "attention heads")->check(CLI::PositiveNumber);
@@ -168,7 +169,7 @@ void add_statistics(CLI::App& cmd, Flags& f) {
          "tokens")
       ->capture_default_str();
   cmd.add_option("--activation", o.activation,
-                 "relu, or silu with --dense; mixtures are dense and silu where it is not given")
+                 "relu, or silu with --dense; mixtures are dense where it is not given, and have their architecture's")
       ->capture_default_str();
 }
 

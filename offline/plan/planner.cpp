@@ -124,8 +124,8 @@ GpuBytes Planner::fixed_bytes() const {
 
 uint64_t Planner::embedding_gpu_bytes(bool embedding, bool output) const {
   const uint64_t slack = 2 * request_.reserve.alignment;
-  if (shape_.tied_head) return output ? shape_.embedding_bytes + slack : 0;
-  return (embedding ? shape_.embedding_bytes + slack : 0) + (output ? shape_.output_bytes + slack : 0);
+  if (shape_.tied_head) return output ? shape_.embedding_on_gpu() + slack : 0;
+  return (embedding ? shape_.embedding_on_gpu() + slack : 0) + (output ? shape_.output_on_gpu() + slack : 0);
 }
 
 double Planner::head_seconds(bool embedding, bool output) const {
@@ -215,6 +215,17 @@ Planner::Picked Planner::pick(uint64_t vram_budget) const {
   return p;
 }
 
+std::optional<double> Planner::break_even(size_t layer, const LayerChoice& choice) const {
+  const LayerCosts& costs = costs_[layer];
+  LayerChoice with = choice;
+  with.hot = 0;
+  const double without = costs.seconds(with);
+  for (with.hot = 1; with.hot <= shape_.layers[layer].n_ff; ++with.hot) {
+    if (costs.seconds(with) < without) return costs.hot_activations(with) / costs.activations();
+  }
+  return std::nullopt;
+}
+
 LayerReport Planner::report_layer(size_t l, const Picked& picked) const {
   const LayerCosts& c = costs_[l];
   LayerReport r;
@@ -234,31 +245,34 @@ void Planner::account(const Picked& picked, Plan& plan) const {
   GpuBytes& g = plan.gpu;
   if (picked.gpu) g = fixed_;
   plan.host_bytes = shape_.weight_bytes() + request_.reserve.staging_bytes;
-  const auto on_gpu = [&](uint64_t& item, uint64_t bytes) {
+  // `file`: what then is not needed on the host.
+  const auto on_gpu = [&](uint64_t& item, uint64_t bytes, uint64_t file) {
     item += bytes;
-    plan.host_bytes -= std::min(plan.host_bytes, bytes);
+    plan.host_bytes -= std::min(plan.host_bytes, file);
   };
   for (size_t l = 0; l < picked.layers.size(); ++l) {
     const LayerChoice& c = picked.layers[l];
     const LayerShape& s = shape_.layers[l];
     const uint64_t all = plan.layers[l].gpu_bytes, kv = picked.gpu ? costs_[l].kv_gpu_bytes(c) : 0;
-    const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
+    const uint64_t attention = c.attention == Where::gpu ? s.attention_on_gpu() + 8 * request_.reserve.alignment : 0;
     const uint64_t predictors =
-        c.predicts_on_gpu() ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
+        c.predicts_on_gpu() ? s.predictor_on_gpu() + kPredictorTensors * request_.reserve.alignment : 0;
     g.kv_cache += kv;
     plan.host_bytes += kv_layer_bytes() - kv;
     if (c.selection == Selection::predictor && !c.predicts_on_gpu()) plan.host_bytes += s.predictor_bytes;
     if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
-    on_gpu(g.attention, attention);
-    on_gpu(g.neurons, all - kv - attention - predictors);
+    on_gpu(g.attention, attention, attention > 0 ? s.attention_bytes : 0);
+    on_gpu(g.neurons, all - kv - attention - predictors, static_cast<uint64_t>(c.hot) * s.neuron_bytes());
   }
   plan.host_bytes += plan.linked_copy_bytes;
   if (shape_.tied_head) {
-    on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu));
+    on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu),
+           picked.output_gpu ? shape_.embedding_bytes : 0);
   } else {
-    on_gpu(g.embedding, embedding_gpu_bytes(picked.embedding_gpu, false));
-    on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu));
+    on_gpu(g.embedding, embedding_gpu_bytes(picked.embedding_gpu, false),
+           picked.embedding_gpu ? shape_.embedding_bytes : 0);
+    on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu), picked.output_gpu ? shape_.output_bytes : 0);
   }
 }
 

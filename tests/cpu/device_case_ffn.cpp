@@ -85,8 +85,12 @@ Value neuron(const FfnData& d, int64_t k, const std::vector<double>& x, const st
   const Sum u_sum = product(d.up, k, x_up);
   const double u_bias = d.up_bias.empty() ? 0.0 : d.up_bias[at];
   double u = u_sum.value + u_bias;
-  const double u_error = u_sum.error(d.up.cols) + 2 * kUlp * (std::fabs(u_bias) + std::fabs(u));
+  double u_error = u_sum.error(d.up.cols) + 2 * kUlp * (std::fabs(u_bias) + std::fabs(u));
   if (d.shape.up_relu) u = std::max(u, 0.0);
+  if (d.shape.act == Activation::clamped_silu) {  // one more rounding, of a number of at most |u| + 1
+    u = std::clamp<double>(u, -d.shape.act_threshold, d.shape.act_threshold) + 1;
+    u_error += kUlp * (std::fabs(u) + 1);
+  }
   v.value = a * u;
   v.error = std::fabs(a) * u_error + std::fabs(u) * a_error + a_error * u_error + 2 * kUlp * std::fabs(v.value);
   return v;

@@ -159,6 +159,15 @@ TEST_P(EveryType, FfnDense) {
                      .T = 9,
                      .act = Activation::relu,
                      .up_relu = true}));
+  for (const int64_t T : {1, 3, 9}) {  // clamped often
+    check(ffn_case(7, {.type = GetParam(),
+                       .n = 64,
+                       .n_embd = whole_blocks(GetParam(), 96),
+                       .T = T,
+                       .act = Activation::clamped_silu,
+                       .biases = true,
+                       .act_threshold = 0.75f}));
+  }
   check(ffn_case(4, {.type = GetParam(), .n = 1200, .n_embd = whole_blocks(GetParam(), 64), .T = 1}));
   check(ffn_case(5, {.type = GetParam(), .n = 320, .n_embd = whole_blocks(GetParam(), 160), .T = kManyTokens}));
   check(ffn_case(6, {.type = GetParam(),

@@ -9,6 +9,7 @@
 #include "core/forwarding_device.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/errors.h"
 #include "support/mixture_divisions.h"
 #include "support/paths.h"
 #include "support/tiny_mixture.h"
@@ -42,6 +43,11 @@ std::vector<Case> cases() {
        std::nullopt,
        {.arch = "qwen2moe", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .n_ff_shared = 32}},
   };
+  all.push_back(
+      {"tiny_latent", std::nullopt, {.arch = "deepseek2", .n_ff_shared = 32, .n_dense_layers = 1, .n_q_latent = 48}});
+  // Windows of 8 but in the first layer, and a router that reads what is before attention.
+  all.push_back(
+      {"tiny_early_router", std::nullopt, {.arch = "smallthinker", .other = {{"attention.sliding_window", 8}}}});
   for (const test::ZooModel& m : test::mixtures()) all.push_back({m.name, m});
   return all;
 }
@@ -74,6 +80,7 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
   limits.expect_within(expected, "undivided");
   for (const test::MixtureDivision& d : test::kMixtureDivisions) {
     SCOPED_TRACE(d.name);
+    if (d.main_without_experts && m.config().early_router) continue;  // refused: MixtureEngine.TellsWhatItCannotDoYet
     const Placement placement = test::placement_of(d, m);
     const auto stand_in = cpu::make_reference_device();
     WithoutExperts without(*stand_in);
@@ -98,6 +105,47 @@ TEST(MixtureEngine, TellsWhatItCannotDoYet) {
   EXPECT_THROW(Engine(m, *device, {.sparsity = engine::Sparsity::exact}), Error);
   const Placement hot = test::placement_of(test::kMixtureDivisions[1], m);
   EXPECT_THROW(Engine(m, without, {}, {*host, hot, team}), Error);
+  // A router on the CPU would have to be asked before the attention of the GPU.
+  auto early = model::Model::load(test::write_tiny_mixture(dir / "e.gguf", {.arch = "smallthinker"}));
+  const Placement cold = test::placement_of(test::kMixtureDivisions[0], early);
+  EXPECT_THROW(Engine(early, without, {}, {*host, cold, team}), Error);
+
+  class WithoutLatents final : public ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    LatentAttention* latent_attention() override { return nullptr; }
+  } no_latents(*device);
+  auto latent = model::Model::load(test::write_tiny_mixture(dir / "l.gguf", {.arch = "deepseek2"}));
+  const std::string error = test::message_of([&] { Engine(latent, no_latents, {}); });
+  EXPECT_NE(error.find("cannot compute the latent attention of 'deepseek2' models yet"), std::string::npos) << error;
+}
+
+// Of the first layer that is the embedding, whatever the attention adds to it.
+TEST(MixtureEngine, EarlyRoutersReadTheirLayersInput) {
+  const test::TempDir dir;
+  auto m = model::Model::load(test::write_tiny_mixture(dir / "m.gguf", {.arch = "smallthinker"}));
+  const auto oracle = cpu::make_reference_device();
+
+  class Watches final : public ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
+      if (first.empty()) first.assign(in.act.x, in.act.x + T * router.w.cols);
+      EXPECT_FALSE(in.normed());
+      ForwardingDevice::route(router, in, T, choice);
+    }
+    std::vector<float> first;
+  } device(*oracle);
+  Engine e(m, device, {});
+  engine::Sequence text = e.sequence();
+  const std::vector<int32_t> ids = {5, 9, 1};
+  e.eval(text, ids);
+  std::vector<float> embeddings;
+  for (const int32_t id : ids) {
+    const auto* const row = reinterpret_cast<const float*>(m.weights().tok_embd.row(id));
+    embeddings.insert(embeddings.end(), row, row + m.config().n_embd);
+  }
+  EXPECT_EQ(device.first, embeddings);
 }
 
 TEST(MixtureEngine, NaNInARouterShowsInTheLogits) {

@@ -102,6 +102,12 @@ TEST_F(MixtureFiles, CountsThatDoNotMatchTensorsAreRefused) {
             std::string::npos);
 }
 
+TEST_F(MixtureFiles, QuantisedRoutersAreRefused) {
+  EXPECT_EQ(error_of({.router_type = DType::q8_0}),
+            "tensor blk.0.ffn_gate_inp.weight is q8_0; a router is f32, f16 or bf16: quantise the model again");
+  EXPECT_EQ(load({.router_type = DType::bf16}).weights().layers[0].router.w.type, DType::bf16);
+}
+
 TEST_F(MixtureFiles, DenseLayersAndSharedExpertsThatTheKeysContradictAreRefused) {
   EXPECT_EQ(error_of({.n_dense_layers = 1, .without = {"leading_dense_block_count"}}),
             "the first layer with experts is 1, and qwen3moe.leading_dense_block_count is 0");

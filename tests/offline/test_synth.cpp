@@ -213,7 +213,7 @@ TEST(Synth, RefusesImpossibleRequests) {
   expect(message([](auto& o) { o.shape.n_ff = 100; }), "multiple of 32");
   expect(message([](auto& o) { o.shape.n_vocab = 286; }), "at least 287");
   expect(message([](auto& o) { o.shape.n_layer = 0; }), "--layers");
-  expect(message([](auto& o) { o.shape.arch = "gpt2"; }), "expected llama, opt, falcon or qwen3moe");
+  expect(message([](auto& o) { o.shape.arch = "gpt2"; }), "expected llama, opt, falcon, qwen3moe, gpt-oss or smallthinker");
   expect(message([](auto& o) { o.predictor_rank = 3; }), "4 or more");
   expect(message([](auto& o) { o.predictor_rank = 200; }), "--n-embd 64 allows 62; use 126 or less");
   expect(message([](auto& o) { o.predictor_rank = 40, o.predictor_type = DType::q8_0; }), "multiple of 32");

@@ -21,10 +21,13 @@ struct TinyMixtureOptions {
   enum class Form { stacked, merged, one_tensor_each };
   Form form = Form::stacked;
   std::string arch = "qwen3moe";
-  DType type = DType::f32;
+  DType type = DType::f32, router_type = DType::f32;
   int64_t n_layer = 3, n_embd = 64, n_ff = 32, n_expert = 6, n_used = 2, n_head = 4, n_head_kv = 2, n_vocab = 64;
   int64_t n_ff_shared = 0;     // with a sigmoid gate
   int64_t n_dense_layers = 0;  // with feed_forward_length 96
+  // Of latent attention (deepseek2): heads of 24 elements, 8 of them rotated, with values of 16.
+  int64_t n_latent = 32, n_q_latent = 0;
+  bool joint_kv_b = false;  // as in files before April 2025
   uint32_t seed = 1;
   std::set<std::string> without;         // keys (less the architecture) and tensors that are left out
   std::map<std::string, int64_t> other;  // keys (less the architecture) with other values, or more keys
@@ -42,6 +45,17 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
   set("attention.head_count", o.n_head), set("attention.head_count_kv", o.n_head_kv);
   set("expert_count", o.n_expert), set("expert_used_count", o.n_used), set("expert_feed_forward_length", o.n_ff);
   if (o.n_dense_layers > 0) set("leading_dense_block_count", o.n_dense_layers), set("feed_forward_length", 96);
+  const bool latent = o.arch == "deepseek2";
+  constexpr int64_t kPlain = 16, kRotated = 8, kValue = 16;
+  if (latent) {
+    set("rope.dimension_count", kRotated), set("attention.kv_lora_rank", o.n_latent);
+    if (o.n_q_latent > 0) set("attention.q_lora_rank", o.n_q_latent);
+    set("attention.key_length", o.joint_kv_b ? kPlain + kRotated : o.n_latent + kRotated);
+    set("attention.value_length", o.joint_kv_b ? kValue : o.n_latent);
+    if (!o.joint_kv_b) {
+      set("attention.key_length_mla", kPlain + kRotated), set("attention.value_length_mla", kValue);
+    }
+  }
   for (const auto& [key, value] : o.other) w.set(o.arch + "." + key, static_cast<uint32_t>(value));
   w.set(o.arch + ".attention.layer_norm_rms_epsilon", 1e-6f);
 
@@ -77,14 +91,42 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
           {values.begin() + e * rows * cols, values.begin() + (e + 1) * rows * cols});
     }
   };
+  // kv_b's rows are drawn in the order of the joint tensor, so that both forms are one model.
+  const auto latent_attention = [&](const std::string& p) {
+    const int64_t n_q = o.n_head * (kPlain + kRotated), n = o.n_latent;
+    if (o.n_q_latent > 0) {
+      matrix(p + "attn_q_a.weight", o.n_q_latent, o.n_embd), norm(p + "attn_q_a_norm.weight", o.n_q_latent);
+    }
+    matrix(p + (o.n_q_latent > 0 ? "attn_q_b.weight" : "attn_q.weight"), n_q,
+           o.n_q_latent > 0 ? o.n_q_latent : o.n_embd);
+    matrix(p + "attn_kv_a_mqa.weight", n + kRotated, o.n_embd), norm(p + "attn_kv_a_norm.weight", n);
+    const std::vector<float> joint = random(o.n_head * (kPlain + kValue), n);
+    std::vector<float> k, v;
+    for (int64_t h = 0; h < o.n_head; ++h) {
+      const auto rows = joint.begin() + h * (kPlain + kValue) * n;
+      for (int64_t i = 0; i < n * kPlain; ++i) k.push_back(rows[i % kPlain * n + i / kPlain]);
+      v.insert(v.end(), rows + kPlain * n, rows + (kPlain + kValue) * n);
+    }
+    if (o.joint_kv_b) {
+      add(p + "attn_kv_b.weight", o.type, {n, o.n_head * (kPlain + kValue)}, joint);
+    } else {
+      add(p + "attn_k_b.weight", o.type, {kPlain, n, o.n_head}, k),
+          add(p + "attn_v_b.weight", o.type, {n, kValue, o.n_head}, v);
+    }
+    matrix(p + "attn_output.weight", o.n_embd, o.n_head * kValue);
+  };
   const int64_t head = o.n_embd / o.n_head, n_kv = head * o.n_head_kv;
   matrix("token_embd.weight", o.n_vocab, o.n_embd);
   norm("output_norm.weight", o.n_embd);
   for (int64_t l = 0; l < o.n_layer; ++l) {
     const std::string p = fmt::format("blk.{}.", l);
     norm(p + "attn_norm.weight", o.n_embd), norm(p + "ffn_norm.weight", o.n_embd);
-    matrix(p + "attn_q.weight", o.n_embd, o.n_embd), matrix(p + "attn_k.weight", n_kv, o.n_embd);
-    matrix(p + "attn_v.weight", n_kv, o.n_embd), matrix(p + "attn_output.weight", o.n_embd, o.n_embd);
+    if (latent) {
+      latent_attention(p);
+    } else {
+      matrix(p + "attn_q.weight", o.n_embd, o.n_embd), matrix(p + "attn_k.weight", n_kv, o.n_embd);
+      matrix(p + "attn_v.weight", n_kv, o.n_embd), matrix(p + "attn_output.weight", o.n_embd, o.n_embd);
+    }
     if (o.arch == "qwen3moe") norm(p + "attn_q_norm.weight", head), norm(p + "attn_k_norm.weight", head);
     if (l < o.n_dense_layers) {
       matrix(p + "ffn_gate.weight", 96, o.n_embd), matrix(p + "ffn_up.weight", 96, o.n_embd);
@@ -93,7 +135,7 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
     }
     std::vector<float> router = random(o.n_expert, o.n_embd);
     for (float& x : router) x *= 2;  // decided
-    add(p + "ffn_gate_inp.weight", DType::f32, {o.n_embd, o.n_expert}, router);
+    add(p + "ffn_gate_inp.weight", o.router_type, {o.n_embd, o.n_expert}, router);
     const std::vector<float> gate = random(o.n_expert * o.n_ff, o.n_embd), up = random(o.n_expert * o.n_ff, o.n_embd);
     if (o.form == Kind::merged) {
       std::vector<float> both;
@@ -111,6 +153,7 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
     matrix(p + "ffn_gate_shexp.weight", o.n_ff_shared, o.n_embd);
     matrix(p + "ffn_up_shexp.weight", o.n_ff_shared, o.n_embd);
     matrix(p + "ffn_down_shexp.weight", o.n_embd, o.n_ff_shared);
+    if (latent) continue;
     add(p + "ffn_gate_inp_shexp.weight", DType::f32, {o.n_embd}, random(1, o.n_embd));
   }
   w.begin();
