@@ -18,7 +18,7 @@ page() { # NAME TITLE COMMAND...: the page of what `COMMAND... --help` prints
   } >"$dir/$name.md"
 }
 
-mapfile -t names < <("$hearth" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+mapfile -t names < <("$hearth" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z][a-z]*\) .*/\1/p')
 ((${#names[@]})) || { echo "no subcommands in the output of $hearth --help" >&2; exit 1; }
 for name in "${names[@]}"; do page "$name" "hearth $name" "$hearth" "$name"; done
 for part in fit eval compare; do page "predictor-$part" "hearth predictor $part" "$hearth" predictor "$part"; done

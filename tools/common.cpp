@@ -115,8 +115,9 @@ void add_transpose_down(CLI::App& sub, TransposeDownOptions& o) {
   for (const DTypeTraits& t : all_traits()) {
     if (t.computable() && t.quantized()) types.emplace_back(t.name);
   }
-  sub.add_option("--transpose-down-type", o.type, "With --transpose-down: to this type, a better one for example "
-                                                  "(default: each projection's own)")
+  sub.add_option("--transpose-down-type", o.type,
+                 "With --transpose-down: to this type, a better one for example "
+                 "(default: each projection's own)")
       ->check(CLI::IsMember(types))
       ->type_name("TYPE")
       ->needs("--transpose-down")
