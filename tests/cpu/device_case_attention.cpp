@@ -147,8 +147,8 @@ std::vector<Value> prepared(const AttentionData& d, const float* head, const std
     const double length = kFactor * std::hypot(a.value, b.value);
     const double error =
         kFactor * std::hypot(a.error, b.error) + length * (static_cast<double>(pos + 1) * 2 + 8) * kUlp;
-    const double first = a.value * cos - b.value * sin, second = a.value * sin + b.value * cos;
-    a = {first, error}, b = {second, error};
+    const double rotated = a.value * cos - b.value * sin, other = a.value * sin + b.value * cos;
+    a = {rotated, error}, b = {other, error};
   }
   return x;
 }
