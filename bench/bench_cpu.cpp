@@ -74,7 +74,8 @@ void add(const std::string& name, ThreadTeam& team, cpu::Isa isa, std::function<
 }
 
 void add_all(ThreadTeam& team, cpu::Isa isa) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+  for (const DType type :
+       {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_k, DType::q5_k, DType::q6_k}) {
     const char* t = traits(type).name;
     // Decode: 128 MiB or more of weights, far beyond the caches.
     const int64_t rows = type == DType::q4_0 ? 65536 : 16384;

@@ -125,11 +125,15 @@ HEARTH_SIMD void dot_group(const uint8_t* const* w, const uint8_t* const* ahead,
   } else {
     constexpr int kRows = Elements<W> && R > kTileRows ? kTileRows : R;
     const int64_t first = T <= 4 ? T : (T + 1) / 2;
-    for (int64_t t = 0; t < T; t += first, ahead = nullptr) {
+    // Each of two passes asks for half of the rows ahead, so that memory is busy during both.
+    const uint8_t* part[2][R];
+    for (int r = 0; r < R; ++r) part[0][r] = r % 2 == 0 ? ahead[r] : w[r], part[1][r] = r % 2 == 0 ? w[r] : ahead[r];
+    if (first < T) ahead = part[0];
+    for (int64_t t = 0; t < T; t += first, ahead = part[1]) {
       const uint8_t* xt = x + static_cast<size_t>(t) * x_stride;
 #pragma GCC unroll 1
       for (int r = 0; r < R; r += kRows) {
-        const uint8_t* const* next = ahead == nullptr ? nullptr : ahead + r;
+        const uint8_t* const* next = ahead + r;
         const auto tile = [&]<int N>() __attribute__((always_inline)) {
           dot_tile<W, kRows, N, kNear>(w + r, next, cols, xt, x_stride, y + t * y_stride + r, y_stride);
         };

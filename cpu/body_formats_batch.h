@@ -174,20 +174,36 @@ void panel_dot_batch(const void* panel, int64_t cols, const void* x, size_t x_st
   }
 }
 
+template <typename W>
+constexpr int64_t blocks_of_unit() {
+  if constexpr (Formats<W>) {
+    return W::kBlocks;
+  } else {
+    return 1;
+  }
+}
+
 // Up to six tokens at a time: 6 x 2 accumulators in integers and as many in floats; four, where groups of 16 columns
-// need another set. Of seven and eight, half.
+// need another set. Of seven and eight, half. Each pass of a few tokens asks for its part of the next panel, so that
+// memory is busy during all of them.
 template <typename W>
 void panel_dot(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y, int64_t y_stride,
-               int n, bool add_to_y, bool from_memory) {
+               int n, bool add_to_y, PanelIn where) {
+  bool from_memory = where != PanelIn::cache;
   if constexpr (Formats<W>) {
     if (T > kFewTokens) return panel_dot_batch<W>(panel, cols, x, x_stride, T, y, y_stride, n, add_to_y, from_memory);
   }
   constexpr int kMost = most_tokens<W>();
+  constexpr int64_t kBlockBytes = kPanelRows * W::kBytes / blocks_of_unit<W>();
   const int64_t most = T > kMost && T <= kFewTokens ? 4 : kMost;
+  AlsoAhead also;
+  const bool shares = where == PanelIn::memory_with_next && T > most && T <= kFewTokens;  // in two passes
+  if (shares) also = {static_cast<const uint8_t*>(panel) + n_blocks(cols) * kBlockBytes, kBlockBytes / 2};
   for (int64_t t = 0; t < T; t += most, from_memory = false) {
     panel_tile_upto<W, kMost>(T - t < most ? T - t : most, panel, cols,
                               static_cast<const uint8_t*>(x) + static_cast<size_t>(t) * x_stride, x_stride,
-                              y + t * y_stride, y_stride, n, add_to_y, from_memory);
+                              y + t * y_stride, y_stride, n, add_to_y, from_memory, also);
+    if (shares) also.at += n_blocks(cols) * also.bytes;
   }
 }
 

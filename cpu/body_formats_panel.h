@@ -99,7 +99,7 @@ HEARTH_SIMD __m512i signed_byte(Words16 x, int i) {
 // M tokens times the rows of the panel, in the order of dot_tile().
 template <Formats W, int M>
 HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, size_t x_stride, float* y,
-                            int64_t y_stride, int n, bool add_to_y, bool from_memory) {
+                            int64_t y_stride, int n, bool add_to_y, bool from_memory, AlsoAhead also) {
   constexpr int kGroupsOf = W::kGroups == 2 ? 2 : 1, kFours = 8 / kGroupsOf;  // groups of a block, columns of each
   F acc[M][2];
   Q8Row xs[M];
@@ -127,6 +127,7 @@ HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, 
         // Formats with groups of 16 jump between their fields, too often for the hardware's prefetching.
         prefetch_panel<W::kGroups == 2 ? 2 : M>(super + b * kPiece, kPiece);
       }
+      also.prefetch_for(at);
       __m512i sums[M][2];
 #pragma GCC unroll 2
       for (int group = 0; group < kGroupsOf; ++group) {

@@ -169,9 +169,8 @@ HEARTH_SIMD void dot_tile(const uint8_t* const* w, const uint8_t* const* ahead, 
 // The weights of a super-block of one row, as floats.
 template <Formats W>
 struct Values {
-  static constexpr int kScales = W::kGroups == 0 ? 1 : W::kBlocks * W::kGroups;
   RowReader row = {nullptr};
-  float scale[kScales], min[kScales];
+  float scale[W::kGroups == 0 ? 1 : 16], min[W::kGroups == 0 ? 1 : 16];
   HEARTH_LARGE_MEMBER void read(const uint8_t* super) {
     row.p = super;
     const float d = d_of<W>(row);
@@ -182,13 +181,8 @@ struct Values {
     } else {
       uint32_t words[4] = {}, mins[4] = {};
       W::scales(row, words, mins);
-      int8_t s[16], m[16];
-      __builtin_memcpy(s, words, sizeof s);
-      __builtin_memcpy(m, mins, sizeof m);
-      for (int i = 0; i < kScales; ++i) {
-        scale[i] = d * static_cast<float>(s[i]);
-        if constexpr (W::kMin) min[i] = dmin * static_cast<float>(m[i]);
-      }
+      times_bytes(words, d, scale);
+      if constexpr (W::kMin) times_bytes(mins, dmin, min);
     }
   }
   // Block b.

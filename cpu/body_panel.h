@@ -95,6 +95,15 @@ HEARTH_SIMD void prefetch_panel(const uint8_t* piece, int64_t bytes) {
   }
 }
 
+// What a pass over a panel of several tokens prefetches besides: `bytes` for each block, from `at` on.
+struct AlsoAhead {
+  const uint8_t* at = nullptr;
+  int64_t bytes = 0;
+  HEARTH_SIMD_MEMBER void prefetch_for(int64_t block) const {
+    if (at != nullptr) prefetch(at, block * bytes, bytes);
+  }
+};
+
 template <int M>
 HEARTH_SIMD void store_panel(const F (*acc)[2], float* y, int64_t y_stride, int n, bool add_to_y) {
   const int n0 = n < kW ? n : kW, n1 = n - n0;
@@ -110,7 +119,7 @@ HEARTH_SIMD void store_panel(const F (*acc)[2], float* y, int64_t y_stride, int 
 // Prefetches what follows the panel, if so asked.
 template <Blocks W, int M>
 HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, size_t x_stride, float* y,
-                            int64_t y_stride, int n, bool add_to_y, bool from_memory) {
+                            int64_t y_stride, int n, bool add_to_y, bool from_memory, AlsoAhead also) {
   const auto* panel = static_cast<const PanelBlock<W>*>(packed);
   const int64_t blocks = n_blocks(cols);
   F acc[M][2];
@@ -120,6 +129,7 @@ HEARTH_SIMD void panel_tile(const void* packed, int64_t cols, const uint8_t* x, 
   for (int64_t b = 0; b < blocks; ++b) {
     const PanelBlock<W>& block = panel[b];
     if (from_memory) prefetch_panel<M>(reinterpret_cast<const uint8_t*>(&block), sizeof block);
+    also.prefetch_for(b);
     __m512i products[M][2];
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {

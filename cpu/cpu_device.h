@@ -118,7 +118,7 @@ class CpuDevice final : public HostDevice {
   // The neurons that a sparse operation looks at, by position: those listed, or the first `n`; and where it keeps what
   // it finds. Pieces of positions are independent of each other, so their number may follow the team's.
   struct Candidates {
-    int64_t n = 0, n_pieces = 0;
+    int64_t n = 0, n_pieces = 0, unit = 1;  // pieces of equal length begin at multiples of `unit`
     const int32_t* listed = nullptr;
     const int64_t* begins = nullptr;  // [n_pieces + 1], or null: pieces of equal length
     bool near = false;                // fetch() brought most of a piece's rows near the thread that takes it
@@ -127,7 +127,7 @@ class CpuDevice final : public HostDevice {
     int32_t* ids = nullptr;
     float* values = nullptr;
     static constexpr int64_t kApart = 32;  // 128 bytes: processors fetch lines in pairs
-    int64_t begin(int64_t piece) const { return begins != nullptr ? begins[piece] : piece * n / n_pieces; }
+    int64_t begin(int64_t piece) const { return begins != nullptr ? begins[piece] : std::min(n, piece * ((n + unit - 1) / unit) / n_pieces * unit); }
     int64_t slot(int64_t piece) const { return (begin(piece) + kApart - 1) / kApart * kApart + piece * kApart; }
     static int64_t slots(int64_t n, int64_t n_pieces) { return n + (n_pieces + 1) * kApart; }
     int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
@@ -138,10 +138,13 @@ class CpuDevice final : public HostDevice {
     const int64_t* begins = nullptr;
     bool near = false;  // Candidates::near
   };
-  Candidates candidates(int64_t n, const int32_t* listed, Dealt dealt) const;
+  Candidates candidates(const FfnShard& shard, int64_t n, const int32_t* listed, Dealt dealt) const;
   // FFNs of n neurons, `listed` or the first: few, or those whose rows fetch() brought near the threads, unless it
   // brought too different ones.
   Dealt deal(const FfnShard& shard, int64_t n, const int32_t* listed);
+  // z[t * z_stride + i]: gate begin + i, i < n, of token t. Panels begin at multiples of kPanelRows.
+  void consecutive_gates(const FfnShard& shard, Act in, int64_t T, int64_t begin, int64_t n, float* z,
+                         int64_t z_stride) const;
   // Finds the active ones of a piece.
   void select_piece(const FfnShard& shard, const SparseArgs& sparse, Act in, const Candidates& c, int64_t piece) const;
   // Multiplies their gates with up_act(up . h).

@@ -71,7 +71,9 @@ void CpuDevice::product_panels(const Matrix& w, int64_t r0, int64_t n, const Ope
     } else {
       k_.panel_pack[index(w.type)](w.row(r0 + r), w.row_size(), rows, w.cols, thread_scratch(thread));
     }
-    k_.panel_dot[index(w.type)](panel, w.cols, in.act.q8, q8_bytes(w.cols), in.T, y + r, ldy, rows, accumulate, packed);
+    const bool last = r + kPanelRows >= n;
+    const PanelIn where = !packed ? PanelIn::cache : last ? PanelIn::memory : PanelIn::memory_with_next;
+    k_.panel_dot[index(w.type)](panel, w.cols, in.act.q8, q8_bytes(w.cols), in.T, y + r, ldy, rows, accumulate, where);
   }
 }
 

@@ -12,9 +12,10 @@
 
 namespace hearth::cpu {
 
-CpuDevice::Candidates CpuDevice::candidates(int64_t n, const int32_t* listed, Dealt dealt) const {
+CpuDevice::Candidates CpuDevice::candidates(const FfnShard& s, int64_t n, const int32_t* listed, Dealt dealt) const {
   const int64_t threads = team_.size();
   Candidates c{.n = n, .listed = listed, .begins = dealt.begins, .near = dealt.near};
+  if (s.gate.layout == Layout::panels) c.unit = kPanelRows;
   c.n_pieces = dealt.begins != nullptr ? threads : n < threads ? n : most_pieces(n);
   const int64_t slots = Candidates::slots(n, c.n_pieces);
   c.ids = reinterpret_cast<int32_t*>(scratch(ids_, slots));
@@ -28,21 +29,36 @@ int64_t CpuDevice::most_pieces(int64_t n) const {
   return threads * std::max(kSelectPieces, (n + most - 1) / most);
 }
 
+void CpuDevice::consecutive_gates(const FfnShard& s, Act in, int64_t T, int64_t begin, int64_t n, float* z,
+                                  int64_t z_stride) const {
+  const bool quantized = is_quantized(s.gate.type);
+  const void* const x = quantized ? in.q8 : in.x;
+  const size_t x_stride = quantized ? q8_bytes(s.gate.cols) : static_cast<size_t>(s.gate.cols) * sizeof(float);
+  if (s.gate.layout == Layout::rows) {
+    const RowsView rows{s.gate.row(begin), s.gate.row_size(), nullptr, n};
+    return k_.dot_rows[index(s.gate.type)](rows, nullptr, s.gate.cols, x, x_stride, T, z, z_stride);
+  }
+  for (int64_t r = 0; r < n; r += kPanelRows) {
+    k_.panel_dot[index(s.gate.type)](panel_of(s.gate, begin + r), s.gate.cols, x, x_stride, T, z + r, z_stride,
+                                     static_cast<int>(std::min(kPanelRows, n - r)), false,
+                                     r + kPanelRows < n ? PanelIn::memory_with_next : PanelIn::memory);
+  }
+}
+
 void CpuDevice::select_piece(const FfnShard& s, const SparseArgs& sparse, Act in, const Candidates& c,
                              int64_t piece) const {
   const int64_t begin = c.begin(piece), n = c.begin(piece + 1) - begin;
   int32_t* ids = c.ids + c.slot(piece);
   float* z = c.values + c.slot(piece);
   int32_t& found = *ids++ = 0;
-  const void* x = is_quantized(s.gate.type) ? in.q8 : in.x;
   const auto listed_rows = [&](const Matrix& w) { return RowsView{w.data, w.row_size(), c.listed + begin, n, c.near}; };
   if (c.listed != nullptr) {
     // Most of the listed neurons are active: their rows of up are asked for while the last gates are read.
     const RowsView next = listed_rows(s.up ? s.up : s.gate);
-    k_.dot_rows[index(s.gate.type)](listed_rows(s.gate), &next, s.gate.cols, x, 0, 1, z, 0);
+    k_.dot_rows[index(s.gate.type)](listed_rows(s.gate), &next, s.gate.cols, is_quantized(s.gate.type) ? in.q8 : in.x,
+                                    0, 1, z, 0);
   } else {
-    const RowsView rows{s.gate.row(begin), s.gate.row_size(), nullptr, n};
-    k_.dot_rows[index(s.gate.type)](rows, nullptr, s.gate.cols, x, 0, 1, z, 0);
+    consecutive_gates(s, in, 1, begin, n, z, 0);
   }
   if (s.gate_bias) {
     for (int64_t i = 0; i < n; ++i) z[i] += s.gate_bias.data[c.id(begin + i)];
@@ -144,7 +160,7 @@ void CpuDevice::fetch_part(const FfnShard& s, int64_t thread, FunctionRef<bool()
 CpuDevice::Dealt CpuDevice::deal(const FfnShard& s, int64_t n, const int32_t* listed) {
   const int64_t threads = team_.size();
   const bool fetched = listed != nullptr && std::exchange(fetched_, nullptr) == s.down_t.data;
-  if (n < threads || (!fetched && n > kDealtRows * threads)) return {};
+  if (n < threads || (!fetched && n > kDealtRows * threads) || s.gate.layout == Layout::panels) return {};
   learn_parts();
   begins_.assign(static_cast<size_t>(threads) + 1, n);
   bool fits = fetched;
@@ -214,9 +230,10 @@ void CpuDevice::sparse_one(const FfnShard& s, const SparseArgs& sparse, Act in, 
   const int32_t* listed = lists != nullptr ? lists->ids : nullptr;
   const int64_t n = lists != nullptr ? lists->count[0] : s.n();
   HEARTH_CHECK(n >= 0 && n <= s.n(), "{} neurons are listed of {}", n, s.n());
+  HEARTH_CHECK(listed == nullptr || s.gate.layout == Layout::rows, "rows of a list are not in panels");
   int64_t n_active = 0;
   if (n > 0) {
-    n_active = ffn_candidates(s, sparse, in, candidates(n, listed, deal(s, n, listed)), y_bias, y);
+    n_active = ffn_candidates(s, sparse, in, candidates(s, n, listed, deal(s, n, listed)), y_bias, y);
   } else {
     add_bias(y_bias, 1, y);
     if (sparse.answer != nullptr) sparse.answer->publish(0, s.down_t.cols);

@@ -58,8 +58,10 @@ int64_t CpuDevice::find_few(const FfnShard& s, float threshold, Act in, int64_t 
 
 void CpuDevice::sparse_few(const FfnShard& s, const SparseArgs& sparse, Act in, int64_t T, Vector y_bias, float* y) {
   HEARTH_CHECK(T <= kFewTokens, "{} tokens are not few", T);
+  static_assert(kFewRows % kPanelRows == 0);
   const int64_t n = s.n(), n_embd = s.down_t.cols, n_blocks_of_rows = (n + kFewRows - 1) / kFewRows;
   const auto* lists = std::get_if<NeuronLists>(&sparse.candidates);
+  HEARTH_CHECK(lists == nullptr || s.gate.layout == Layout::rows, "rows of a list are not in panels");
   std::array<TokenNeurons, kFewTokens> tokens;
   auto* const ids = reinterpret_cast<int32_t*>(scratch(ids_, T * (n + n_blocks_of_rows)));
   float* const values = scratch(values_, T * n);
@@ -80,12 +82,7 @@ void CpuDevice::sparse_few(const FfnShard& s, const SparseArgs& sparse, Act in, 
     const int64_t begin = block * kFewRows, end = std::min(n, begin + kFewRows), rows = end - begin;
     float* const z = thread_scratch(thread);  // [T][kFewRows], then [kFewRows] for up
     float* const up = z + kFewTokens * kFewRows;
-    if (lists == nullptr) {
-      const RowsView all{s.gate.row(begin), s.gate.row_size(), nullptr, rows};
-      k_.dot_rows[index(s.gate.type)](all, nullptr, s.gate.cols, gate_q8 ? in.q8 : static_cast<const void*>(in.x),
-                                      gate_q8 ? q8_bytes(s.gate.cols) : static_cast<size_t>(s.gate.cols) * 4, T, z,
-                                      kFewRows);
-    }
+    if (lists == nullptr) consecutive_gates(s, in, T, begin, rows, z, kFewRows);
     for (int64_t t = 0; t < T; ++t) {
       TokenNeurons& token = tokens[static_cast<size_t>(t)];
       const Act x = input_of(t, s.gate);

@@ -59,6 +59,13 @@ struct RowsView {
   bool near = false;  // most of them are in this core's second-level cache
 };
 
+// Where a panel is, and what its kernel prefetches.
+enum class PanelIn {
+  cache,             // nothing
+  memory,            // what lies ahead in the panel
+  memory_with_next,  // the panel behind it, too, which the caller reads next
+};
+
 struct Kernels {
   const char* name;
   int mr, nr;      // gemm_tile's tokens and columns
@@ -99,9 +106,8 @@ struct Kernels {
   // A row of the panel as floats.
   void (*panel_row[kWeightTypes])(const void* panel, int row, int64_t cols, float* out);
   // y[t * y_stride + j] (+)= row j of the panel times token t, t < T, j < n <= kPanelRows; x: rows of Q8Row storage.
-  // from_memory: neither the panel nor what lies behind it is in a cache.
   void (*panel_dot[kWeightTypes])(const void* panel, int64_t cols, const void* x, size_t x_stride, int64_t T, float* y,
-                                  int64_t y_stride, int n, bool add, bool from_memory);
+                                  int64_t y_stride, int n, bool add, PanelIn where);
 
   // --- rows
   void (*quantize)(const float* x, int64_t n, void* q8_row);

@@ -10,6 +10,7 @@ namespace {
 #include "cpu/body_weights.h"
 #include "cpu/body_formats.h"
 #include "cpu/body_formats_rows.h"
+#include "cpu/body_formats_quads.h"
 #include "cpu/body_dot.h"
 #include "cpu/body_axpy.h"
 #include "cpu/body_gemm.h"

@@ -264,6 +264,11 @@ HEARTH_SIMD void widen_bytes(Bytes32 v, F out[4]) {
     out[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(kOffset)));
   }
 }
+HEARTH_SIMD void times_bytes(const uint32_t* words, float factor, float* out) {
+  const __m128i bytes = bytes_of(words);
+  store(out, mul(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), set1(factor)));
+  store(out + kW, mul(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))), set1(factor)));
+}
 using Chunk = __m256i;
 HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 /*second*/) {
   return reinterpret_cast<__m256i>(first);

@@ -284,6 +284,10 @@ HEARTH_SIMD void widen_bytes(Bytes32 v, F out[2]) {
   };
   out[0] = wide(_mm256_castsi256_si128(q)), out[1] = wide(_mm256_extracti128_si256(q, 1));
 }
+
+HEARTH_SIMD void times_bytes(const uint32_t* words, float factor, float* out) {
+  store(out, mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes_of(words))), set1(factor)));
+}
 using Chunk = __m512i;
 HEARTH_SIMD Chunk chunk_of(Bytes32 first, Bytes32 second) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(first)), reinterpret_cast<__m256i>(second),

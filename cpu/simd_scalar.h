@@ -258,6 +258,10 @@ HEARTH_SIMD void widen_bytes(Bytes32 v, F* out) {
   __builtin_memcpy(q, &v, sizeof q);
   for (int j = 0; j < 8; ++j) out[j] = each([&](int i) { return static_cast<float>(q[4 * j + i] - kOffset); });
 }
+// out[i] = factor * signed byte i of the words, i < 16.
+HEARTH_SIMD void times_bytes(const uint32_t* words, float factor, float* out) {
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<float>(static_cast<int8_t>(words[i / 4] >> (8 * (i % 4)))) * factor;
+}
 HEARTH_SIMD Four four(float a, float b, float c, float d) {
   return {{a, b, c, d}};
 }

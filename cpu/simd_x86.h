@@ -26,3 +26,8 @@ HEARTH_SIMD Four set1_four(float x) {
 HEARTH_SIMD Four to_four(Words4 x) {
   return _mm_cvtepi32_ps(reinterpret_cast<__m128i>(x));
 }
+// Not as one load: it would have to wait until the words, which were just written, have left for the cache.
+HEARTH_SIMD __m128i bytes_of(const uint32_t* words) {
+  return _mm_setr_epi32(static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+                        static_cast<int>(words[3]));
+}

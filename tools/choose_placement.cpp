@@ -5,6 +5,7 @@
 #include "core/thread_team.h"
 #include "cpu/cpu.h"
 #include "cpu/product_rate.h"
+#include "cuda/layout.h"
 #include "model/sidecar.h"
 #include "offline/plan/gpu_index.h"
 #include "offline/plan/machine.h"
@@ -58,6 +59,12 @@ void set_bandwidths(const MachineOptions& o, const std::optional<cuda::GpuInfo>&
 
 DType ffn_type(const model::Model& model) {
   return model.weights().layers.back().some_ffn().gate.type;  // the first layers of a mixture may be dense
+}
+
+// The file's for a type that GPUs have no kernels for, whose weights no plan can put there.
+uint64_t gpu_bytes(const Matrix& m) {
+  const bool has_kernels = !is_quantized(m.type) || cuda::is_packed(m.type);
+  return has_kernels ? cuda::adopted_bytes(m.type, m.rows, m.cols) : m.bytes();
 }
 
 void measure_gpu(int index, DType type, offline::KernelRates& rates) {
@@ -124,6 +131,7 @@ void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gp
     request.reserve.scratch_bytes = [info = *gpu](const Limits& limits) { return cuda::scratch_bytes(info, limits); };
     request.reserve.q8_bytes = [](int64_t n) { return cuda::q8_bytes(n); };
   }
+  request.reserve.matrix_bytes = gpu_bytes;  // of this program's kernels, whichever machine is planned for
   request.cost.link_share = o.link_share;
   request.cost.look_ahead = !o.no_look_ahead;
   if (o.host_memory) {
@@ -202,7 +210,7 @@ CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& pat
 }
 
 offline::Planner make_planner(const model::Model& model, const PlanInputs& inputs, offline::PlanRequest request) {
-  offline::ModelShape shape = offline::shape_of(model);
+  offline::ModelShape shape = offline::shape_of(model, request.reserve.matrix_bytes);
   offline::Frequencies frequencies = offline::frequencies_of(shape, inputs.sidecar, inputs.thresholds);
   request.thresholds = !inputs.thresholds.empty();
   if (inputs.sidecar != nullptr && !request.thresholds) offline::set_named_per_active(shape, *inputs.sidecar);
@@ -231,6 +239,7 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     r.request.vram_budget = choose_budget(r.vram_budget, r.machine, gpu, why);
     if (!r.vram_budget) r.request.vram_budget += r.context_bytes.value_or(0);  // taken already, and counted by the plan
     set_machine(r.machine, gpu, model, r.request);
+    if (r.stand_in) r.request.reserve.matrix_bytes = offline::bytes_in_file;
     if (r.context_bytes) r.request.reserve.context_bytes = *r.context_bytes;
     offline::Plan plan = make_planner(model, {sidecar, r.thresholds, r.gpu_index}, r.request).plan();
     run.tokens_per_second = plan.tokens_per_second();

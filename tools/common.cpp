@@ -106,11 +106,29 @@ void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const
   if (!any) fail("--predictor {}: this model has none; make them with `hearth predictor fit`", wanted);
 }
 
-void add_transpose_down(CLI::App& sub, bool& flag) {
-  sub.add_flag("--transpose-down", flag,
+void add_transpose_down(CLI::App& sub, TransposeDownOptions& o) {
+  sub.add_flag("--transpose-down", o.wanted,
                "Quantise ffn_down again, transposed, while loading, where another program's quantised file stores it "
                "untransposed: neurons can then be left out and divided; says what that changes")
       ->group("Model");
+  std::vector<std::string> types;
+  for (const DTypeTraits& t : all_traits()) {
+    if (t.computable() && t.quantized()) types.emplace_back(t.name);
+  }
+  sub.add_option("--transpose-down-type", o.type, "With --transpose-down: to this type, a better one for example "
+                                                  "(default: each projection's own)")
+      ->check(CLI::IsMember(types))
+      ->type_name("TYPE")
+      ->needs("--transpose-down")
+      ->group("Model");
+  sub.add_flag("--transpose-down-cache", o.cached,
+               "With --transpose-down: keep what it makes in NAME.down_t.gguf beside the model, and take it from there")
+      ->needs("--transpose-down")
+      ->group("Model");
+}
+
+model::TransposeDown TransposeDownOptions::chosen() const {
+  return {wanted, type.empty() ? std::nullopt : parse_dtype(type), cached};
 }
 
 void add_model_options(CLI::App& sub, ModelOptions& o) {
@@ -219,7 +237,7 @@ Session::Session(const ModelOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   team_ = std::make_unique<ThreadTeam>(n_threads(options));
   model_ =
-      std::make_unique<model::Model>(model::Model::load(options.model, {options.activation, options.transpose_down}));
+      std::make_unique<model::Model>(model::Model::load(options.model, {options.activation, options.transpose_down.chosen()}));
   sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
   choose_predictors(*model_, sidecar(), options.predictor);
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";

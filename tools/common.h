@@ -19,6 +19,13 @@
 
 namespace hearth::tools {
 
+// --transpose-down and what belongs to it.
+struct TransposeDownOptions {
+  bool wanted = false, cached = false;
+  std::string type;  // empty: each projection's own
+  model::TransposeDown chosen() const;
+};
+
 struct ModelOptions {
   std::string model;
   std::string device = "auto";  // cpu, cuda, auto
@@ -32,7 +39,7 @@ struct ModelOptions {
   SparseThreshold sparse_threshold;
   std::string predictor = "auto";  // none, auto, or a method that every predictor must be of
   std::optional<std::string> activation;
-  bool transpose_down = false;  // LoadOptions::transpose_down
+  TransposeDownOptions transpose_down;
   std::optional<std::string> isa;
   std::optional<double> vram_budget;     // GiB; divides the model between GPU and CPU
   std::optional<std::string> plan;       // a saved plan to obey instead of making one
@@ -54,8 +61,7 @@ void set_logging(bool quiet, bool verbose);
 void add_thread_option(CLI::App& sub, int& threads);
 // All of ModelOptions.
 void add_model_options(CLI::App& sub, ModelOptions& options);
-// --transpose-down.
-void add_transpose_down(CLI::App& sub, bool& flag);
+void add_transpose_down(CLI::App& sub, TransposeDownOptions& options);
 
 // Gives the model the predictors of its sidecar (null: its own are kept), or takes them all away, as --predictor says.
 // Throws Error when a method is named and a layer has a predictor of another, or none has one.

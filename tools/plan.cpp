@@ -22,7 +22,7 @@ namespace {
 struct Options {
   std::string model, save, sparsity = "auto", predictor = "auto";
   std::optional<std::string> sidecar, activation, gpu_index;
-  bool transpose_down = false;
+  TransposeDownOptions transpose_down;
   SparseThreshold sparse_threshold;
   std::optional<double> vram_budget;  // GiB
   offline::PlanRequest request;
@@ -46,7 +46,8 @@ void plan(Options o) {
   const std::optional<cuda::GpuInfo> gpu = find_gpu(o.machine.gpu, why);
   o.request.vram_budget = choose_budget(o.vram_budget, o.machine, gpu, why);
   o.request.sparsity = engine::parse_sparsity(o.sparsity);
-  model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down});
+  model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down.chosen()});
+  if (!o.transpose_down.type.empty()) m.prepare_sparse();  // as a run does: rows of another type have another size
   const auto sidecar = model::Sidecar::find(m.file(), m.config(), o.sidecar);
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);

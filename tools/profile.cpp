@@ -1,4 +1,4 @@
-// hearth profile: which neurons fire, into the sidecar.
+// hearth profile: which neurons fire and which experts are chosen, into the sidecar.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -172,7 +172,8 @@ void add_gathering_options(CLI::App& sub, Options& o) {
 
 void register_profile(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("profile", "Find out which neurons fire, and keep it beside the model");
+  CLI::App* sub = app.add_subcommand(
+      "profile", "Find out which neurons fire, or which experts are chosen, and keep it beside the model");
   sub->add_option("-m,--model", o->model, "Model file, GGUF (of a split model: any part)")
       ->required()
       ->type_name("FILE")
@@ -186,7 +187,8 @@ void register_profile(CLI::App& app) {
   sub->add_flag(
          "--show", o->show,
          "Show what the sidecar holds, and gather nothing: by layer, how many neurons a token needs, and how many "
-         "2, 4 and 8 consecutive tokens need together")
+         "2, 4 and 8 consecutive tokens need together; of mixtures, what the hottest experts cover, and how many of a "
+         "token's experts the token before used")
       ->group("Profile");
   sub->add_flag("--json", o->json, "Print the summary as JSON")->group("General");
   add_thread_option(*sub, o->threads);

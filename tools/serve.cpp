@@ -1,6 +1,7 @@
 // `hearth serve`: the model behind OpenAI's, Anthropic's, Ollama's and llama.cpp's HTTP interfaces, and a page.
 #include "serve/server.h"
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <sstream>
@@ -81,6 +82,15 @@ serve::Json plan_json(Session& session) {
   return {{"layers", shares}};
 }
 
+// The CPU computes each token of a larger pass by itself, unless it chooses a kernel by how many there are: products of floats, and
+// of an expert with the tokens that chose it.
+bool may_join_prompts(Session& session) {
+  if (session.planned() || session.on_gpu() || session.model().config().experts) return false;
+  const auto& tensors = session.model().file().tensors();
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const gguf::TensorInfo& t) { return t.rows() == 1 || is_quantized(t.traits->type); });
+}
+
 serve::ModelFacts facts(Session& session, const ServeOptions& o) {
   const model::Model& m = session.model();
   const model::Config& c = m.config();
@@ -106,6 +116,7 @@ void serve_model(ServeOptions o) {
     fail("the plan is for {} sequences and --parallel is {}; make another plan",
          session.planned()->placement.n_sequences, o.scheduler.n_parallel);
   }
+  o.scheduler.join_prompts = may_join_prompts(session);
   serve::Scheduler scheduler(session.engine(), tokenizer, o.scheduler);
   serve::Server server(scheduler, tokenizer, facts(session, o), o.server);
   const int port = server.bind(o.host, o.port);

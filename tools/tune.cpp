@@ -146,7 +146,7 @@ void tune(Options o) {
   ThreadTeam team(o.machine.threads);
   const std::unique_ptr<Device> device = make_device(o, m, team);
 
-  offline::ModelShape shape = offline::shape_of(m);  // exact gates: predictors play no part
+  offline::ModelShape shape = offline::shape_of(m, o.request.plan.reserve.matrix_bytes);  // exact gates: predictors play no part
   o.request.state = o.state.value_or(sidecar_path.string() + ".tune");
   o.request.key = fmt::format("{} {} window {} tokens {} {}", shape.fingerprint, device->name(), o.request.window,
                               parts.fit.targets(), parts.validation.targets());

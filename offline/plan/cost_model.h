@@ -31,6 +31,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "engine/cold_stream.h"
+#include "offline/plan/shape.h"
 
 namespace hearth::offline {
 
@@ -152,6 +153,8 @@ struct GpuReserve {
   // is a GPU (cuda::scratch_bytes()).
   std::function<uint64_t(const Limits&)> scratch_bytes = typical_scratch_bytes;
   std::function<uint64_t(int64_t)> q8_bytes = [](int64_t n) { return static_cast<uint64_t>(n + 32) * 5 / 4; };
+  // What a matrix takes on the GPU (cuda/layout.h's adopted_bytes()), for shape_of().
+  MatrixBytes matrix_bytes = bytes_in_file;
 };
 
 }  // namespace hearth::offline

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "offline/plan/explain_experts.h"
+
 namespace hearth::offline {
 namespace {
 
@@ -18,11 +20,11 @@ struct Row {
   const char* purpose;
   uint64_t bytes;
 };
-std::vector<Row> rows_of(const GpuBytes& g) {
+std::vector<Row> rows_of(const GpuBytes& g, bool has_experts) {
   return {{"CUDA context", g.context},        {"margin", g.margin},      {"staging for prompts", g.staging},
           {"activations", g.activations},     {"scratch", g.scratch},    {"norms and biases", g.norms},
           {"attention weights", g.attention}, {"KV cache", g.kv_cache},  {"predictors", g.predictors},
-          {"hot neurons", g.neurons},         {"output head", g.output}, {"token embedding", g.embedding}};
+          {has_experts ? "experts" : "hot neurons", g.neurons},         {"output head", g.output}, {"token embedding", g.embedding}};
 }
 
 int64_t layers_with_attention(const Plan& plan) {
@@ -88,6 +90,7 @@ std::string why_neurons(const Planner& planner, const Plan& plan) {
     all_linked += l.ffn.link > 0 && l.ffn.cpu_sparse <= 0 ? 1 : 0;
   }
   const auto share = [&](int64_t k) { return 100.0 * static_cast<double>(k) / static_cast<double>(neurons); };
+  if (has_experts(planner)) return why_experts(planner, plan);
   std::string out = fmt::format("neurons: {:.1f} % hot, making {:.1f} % of the activations ({})", share(hot),
                                 100 * plan.hit_rate, planner.frequencies().source);
   if (!planner.request().gpu_buckets.empty()) out += "\n  hot neurons: those of the GPU index, not the plan's choice";
@@ -151,6 +154,10 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
   } else if (plan.placement.uses_gpu()) {
     out += "one more GiB: nothing, everything is on the GPU\n";
   }
+  if (e.worthwhile_budget) {
+    out += fmt::format("more GPU memory pays up to {:.2f} GiB: from there on one more GiB brings less than {:.0f} %\n",
+                       static_cast<double>(*e.worthwhile_budget) / kGiB, 100 * kWorthPerGib);
+  }
   if (e.typical_profile_tps) {
     out += fmt::format(
         "no profile: which neurons are hot is not known. With activations as skewed as published ones, `hearth "
@@ -158,6 +165,10 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
         "would make this plan {:.1f} tok/s ({:+.0f} %)\n",
         *e.typical_profile_tps, 100 * (*e.typical_profile_tps / plan.tokens_per_second() - 1));
   }
+  if (has_experts(planner) && !planner.frequencies().known) {
+    out += "no profile: which experts are chosen often is not known; `hearth profile -f TEXT` counts them\n";
+  }
+  if (planner.stream_tokens() == 0) return out;  // experts do not visit the GPU
   const double streamed = static_cast<double>(plan.host_bytes) / planner.request().cost.pcie_bandwidth;
   if (plan.placement.uses_gpu()) {
     out += fmt::format(
@@ -200,6 +211,7 @@ Explanation explain(const Planner& planner, const Plan& plan) {
     const Plan better = planner.plan(more);
     e.one_more_gib = Alternative{more, better.tokens_per_second(), better.hit_rate};
   }
+  if (budget > 0 && has_experts(planner)) e.worthwhile_budget = worthwhile_budget(planner);
   const bool unknown = !planner.frequencies().known && planner.shape().sparse_family &&
                        planner.request().sparsity != engine::Sparsity::off;
   if (unknown) {
@@ -214,9 +226,10 @@ std::string plan_table(const Planner& planner, const Plan& plan, const Explanati
   std::string out = fmt::format("{}: {} layers, {}, {:.2f} GiB of weights, context {}\n\n", s.name, s.layers.size(),
                                 s.type_name, static_cast<double>(s.weight_bytes()) / kGiB, plan.placement.n_ctx);
   out += layer_rows(plan);
+  if (has_experts(planner) && plan.placement.uses_gpu()) out += expert_rows(planner, plan);
   if (plan.placement.uses_gpu()) {
     out += "\nGPU memory, MiB\n";
-    for (const Row& r : rows_of(plan.gpu)) {
+    for (const Row& r : rows_of(plan.gpu, has_experts(planner))) {
       out += fmt::format("{:>22} {:>10.1f}\n", r.purpose, static_cast<double>(r.bytes) / kMiB);
     }
     out += fmt::format("{:>22} {:>10.1f}\n", "total", static_cast<double>(plan.gpu.total()) / kMiB);
@@ -231,7 +244,7 @@ std::string plan_table(const Planner& planner, const Plan& plan, const Explanati
 json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
   const CostModel& c = planner.request().cost;
   json memory = json::object();
-  for (const Row& r : rows_of(plan.gpu)) memory[r.purpose] = r.bytes;
+  for (const Row& r : rows_of(plan.gpu, has_experts(planner))) memory[r.purpose] = r.bytes;
   json j = {{"model", planner.shape().name},
             {"model_fingerprint", plan.placement.model_fingerprint},
             {"vram_budget", plan.placement.vram_budget},
@@ -261,7 +274,12 @@ json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
             {"embedding", to_string(plan.placement.embedding)},
             {"output", to_string(plan.placement.output)}};
   j["layers"] = json::array();
-  for (const LayerReport& l : plan.layers) j["layers"].push_back(layer_json(l));
+  for (size_t l = 0; l < plan.layers.size(); ++l) {
+    json layer = layer_json(plan.layers[l]);
+    if (planner.shape().layers[l].experts) layer["experts"] = experts_json(planner, plan, l);
+    j["layers"].push_back(std::move(layer));
+  }
+  j["worthwhile_budget"] = e.worthwhile_budget ? json(*e.worthwhile_budget) : json(nullptr);
   j["one_more_gib"] = nullptr;
   if (e.one_more_gib) {
     j["one_more_gib"] = {{"vram_budget", e.one_more_gib->vram_budget},

@@ -15,8 +15,11 @@ struct Alternative {
 };
 struct Explanation {
   std::optional<Alternative> one_more_gib;    // nullopt: everything is on the GPU already, or none is used
+  // Of mixtures: the budget in bytes from which on one more GiB brings less than kWorthPerGib of tokens/s.
+  std::optional<uint64_t> worthwhile_budget;
   std::optional<double> typical_profile_tps;  // without a profile: tokens/s if this model's activations are typical
 };
+constexpr double kWorthPerGib = 0.01;
 Explanation explain(const Planner& planner, const Plan& plan);
 
 std::string plan_table(const Planner& planner, const Plan& plan, const Explanation& explanation);

@@ -25,11 +25,27 @@ Frequencies of_counts(const std::vector<std::vector<uint64_t>>& active, uint64_t
   return f;
 }
 
+// A router's choices, and the shared expert, which all tokens use.
+std::vector<double> with_shared(const LayerShape& shape, std::vector<double> routed) {
+  if (shape.shared_expert) routed.push_back(1);
+  return routed;
+}
+
+// Every expert is chosen equally often.
+std::vector<double> even_choice(const LayerShape& shape) {
+  const int64_t shared = shape.shared_expert ? 1 : 0, n = shape.n_ff - shared;
+  const double used = shape.n_used - static_cast<double>(shared);
+  return with_shared(shape, std::vector<double>(static_cast<size_t>(n), used / static_cast<double>(n)));
+}
+
 Frequencies of_profile(const ModelShape& shape, const model::Statistics& statistics) {
   Frequencies f;
   f.known = true;
   f.source = fmt::format("{}, {} tokens", statistics.source, statistics.tokens);
-  for (size_t l = 0; l < shape.layers.size(); ++l) f.p.push_back(statistics.frequencies(l));
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    const LayerShape& layer = shape.layers[l];
+    f.p.push_back(layer.experts ? with_shared(layer, statistics.frequencies(l)) : statistics.frequencies(l));
+  }
   return f;
 }
 
@@ -74,8 +90,9 @@ Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sideca
     f.source += "; not under these thresholds, which leave fewer (`hearth tune` measures how many)";
     return f;
   }
-  for (std::vector<double>& layer : f.p) {
-    for (double& p : layer) p *= *left;
+  for (size_t l = 0; l < f.p.size(); ++l) {
+    if (shape.layers[l].experts) continue;  // no threshold leaves out an expert
+    for (double& p : f.p[l]) p *= *left;
   }
   f.source += fmt::format("; scaled to the {:.0f} % that a threshold of {:.3g} leaves active, by `hearth tune`",
                           100 * *left, thresholds.front());
@@ -87,7 +104,12 @@ Frequencies uniform_frequencies(const ModelShape& shape, double density) {
   f.source = density < 1 ? fmt::format("no profile: every neuron is taken to be active for {:.0f} % of the tokens",
                                        100 * density)
                          : "every neuron is active for every token";
-  for (const LayerShape& l : shape.layers) f.p.emplace_back(static_cast<size_t>(l.n_ff), density);
+  bool experts = false;
+  for (const LayerShape& l : shape.layers) {
+    experts |= l.experts;
+    f.p.push_back(l.experts ? even_choice(l) : std::vector<double>(static_cast<size_t>(l.n_ff), density));
+  }
+  if (experts) f.source = "no profile: every expert is taken to be chosen equally often";
   return f;
 }
 
@@ -96,6 +118,10 @@ Frequencies typical_frequencies(const ModelShape& shape, double density) {
   Frequencies f;
   f.source = "typical of ReLU models: 26 % of the neurons make 80 % of the activations";
   for (const LayerShape& l : shape.layers) {
+    if (l.experts) {
+      f.p.push_back(even_choice(l));
+      continue;
+    }
     std::vector<double> p(static_cast<size_t>(l.n_ff));
     const double top = density * decay / (1 - std::exp(-decay));
     for (size_t i = 0; i < p.size(); ++i) {

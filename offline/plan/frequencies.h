@@ -1,5 +1,5 @@
 #pragma once
-// How often each neuron is active: what a plan weighs neurons by.
+// How often each neuron is active, and each expert is chosen: what a plan weighs them by.
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +22,8 @@ struct Frequencies {
 Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar,
                            std::span<const float> thresholds = {});
 
-// The same for every neuron: what is assumed of a ReLU model without a profile, and 1 for the other families.
+// The same for every neuron: what is assumed of a ReLU model without a profile, and 1 for the other families. Experts
+// are chosen equally often; the shared one is used by every token.
 Frequencies uniform_frequencies(const ModelShape& shape, double density);
 constexpr double kAssumedDensity = 0.15;
 

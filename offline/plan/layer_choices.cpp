@@ -56,13 +56,13 @@ uint64_t LayerCosts::kv_gpu_bytes(const LayerChoice& c) const {
 uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
   uint64_t bytes = 0;
   if (c.attention == Where::gpu) {
-    bytes += shape_.attention_bytes + kv_bytes_ + kAttentionTensors * reserve_.alignment;
+    bytes += shape_.attention_on_gpu() + kv_bytes_ + kAttentionTensors * reserve_.alignment;
   }
   if (c.hot > 0) {
-    bytes += static_cast<uint64_t>(c.hot) * (shape_.neuron_bytes() + kIdBytes) + kNeuronTensors * reserve_.alignment;
+    bytes += static_cast<uint64_t>(c.hot) * (shape_.neuron_on_gpu() + kIdBytes) + kNeuronTensors * reserve_.alignment;
   }
   if (c.predicts_on_gpu()) {
-    bytes += shape_.predictor_bytes + kPredictorTensors * reserve_.alignment;
+    bytes += shape_.predictor_on_gpu() + kPredictorTensors * reserve_.alignment;
   }
   return bytes;
 }

@@ -48,10 +48,6 @@ uint64_t GpuBytes::total() const {
 Planner::Planner(ModelShape shape, Frequencies frequencies, const PlanRequest& request)
     : shape_(std::move(shape)), frequencies_(std::move(frequencies)), request_(request) {
   HEARTH_CHECK(frequencies_.p.size() == shape_.layers.size());
-  for (size_t l = 0; l < shape_.layers.size(); ++l) {  // no profile counts experts yet
-    const LayerShape& s = shape_.layers[l];
-    if (s.experts) frequencies_.p[l].assign(static_cast<size_t>(s.n_ff), s.n_used / static_cast<double>(s.n_ff));
-  }
   const CostModel& c = request_.cost;
   for (const double b : {c.gpu_bandwidth, c.cpu_bandwidth, c.pcie_bandwidth}) {
     if (!(b > 0) || !std::isfinite(b)) fail("a bandwidth of {} bytes/s was given, expected a positive number", b);
@@ -128,8 +124,8 @@ GpuBytes Planner::fixed_bytes() const {
 
 uint64_t Planner::embedding_gpu_bytes(bool embedding, bool output) const {
   const uint64_t slack = 2 * request_.reserve.alignment;
-  if (shape_.tied_head) return output ? shape_.embedding_bytes + slack : 0;
-  return (embedding ? shape_.embedding_bytes + slack : 0) + (output ? shape_.output_bytes + slack : 0);
+  if (shape_.tied_head) return output ? shape_.embedding_on_gpu() + slack : 0;
+  return (embedding ? shape_.embedding_on_gpu() + slack : 0) + (output ? shape_.output_on_gpu() + slack : 0);
 }
 
 double Planner::head_seconds(bool embedding, bool output) const {
@@ -219,6 +215,17 @@ Planner::Picked Planner::pick(uint64_t vram_budget) const {
   return p;
 }
 
+std::optional<double> Planner::break_even(size_t layer, const LayerChoice& choice) const {
+  const LayerCosts& costs = costs_[layer];
+  LayerChoice with = choice;
+  with.hot = 0;
+  const double without = costs.seconds(with);
+  for (with.hot = 1; with.hot <= shape_.layers[layer].n_ff; ++with.hot) {
+    if (costs.seconds(with) < without) return costs.hot_activations(with) / costs.activations();
+  }
+  return std::nullopt;
+}
+
 LayerReport Planner::report_layer(size_t l, const Picked& picked) const {
   const LayerCosts& c = costs_[l];
   LayerReport r;
@@ -238,31 +245,34 @@ void Planner::account(const Picked& picked, Plan& plan) const {
   GpuBytes& g = plan.gpu;
   if (picked.gpu) g = fixed_;
   plan.host_bytes = shape_.weight_bytes() + request_.reserve.staging_bytes;
-  const auto on_gpu = [&](uint64_t& item, uint64_t bytes) {
+  // `file`: what then is not needed on the host.
+  const auto on_gpu = [&](uint64_t& item, uint64_t bytes, uint64_t file) {
     item += bytes;
-    plan.host_bytes -= std::min(plan.host_bytes, bytes);
+    plan.host_bytes -= std::min(plan.host_bytes, file);
   };
   for (size_t l = 0; l < picked.layers.size(); ++l) {
     const LayerChoice& c = picked.layers[l];
     const LayerShape& s = shape_.layers[l];
     const uint64_t all = plan.layers[l].gpu_bytes, kv = picked.gpu ? costs_[l].kv_gpu_bytes(c) : 0;
-    const uint64_t attention = c.attention == Where::gpu ? s.attention_bytes + 8 * request_.reserve.alignment : 0;
+    const uint64_t attention = c.attention == Where::gpu ? s.attention_on_gpu() + 8 * request_.reserve.alignment : 0;
     const uint64_t predictors =
-        c.predicts_on_gpu() ? s.predictor_bytes + kPredictorTensors * request_.reserve.alignment : 0;
+        c.predicts_on_gpu() ? s.predictor_on_gpu() + kPredictorTensors * request_.reserve.alignment : 0;
     g.kv_cache += kv;
     plan.host_bytes += kv_layer_bytes() - kv;
     if (c.selection == Selection::predictor && !c.predicts_on_gpu()) plan.host_bytes += s.predictor_bytes;
     if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
-    on_gpu(g.attention, attention);
-    on_gpu(g.neurons, all - kv - attention - predictors);
+    on_gpu(g.attention, attention, attention > 0 ? s.attention_bytes : 0);
+    on_gpu(g.neurons, all - kv - attention - predictors, static_cast<uint64_t>(c.hot) * s.neuron_bytes());
   }
   plan.host_bytes += plan.linked_copy_bytes;
   if (shape_.tied_head) {
-    on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu));
+    on_gpu(g.output, embedding_gpu_bytes(picked.embedding_gpu, picked.output_gpu),
+           picked.output_gpu ? shape_.embedding_bytes : 0);
   } else {
-    on_gpu(g.embedding, embedding_gpu_bytes(picked.embedding_gpu, false));
-    on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu));
+    on_gpu(g.embedding, embedding_gpu_bytes(picked.embedding_gpu, false),
+           picked.embedding_gpu ? shape_.embedding_bytes : 0);
+    on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu), picked.output_gpu ? shape_.output_bytes : 0);
   }
 }
 

@@ -80,6 +80,10 @@ class Planner {
   // Everything on the GPU.
   uint64_t largest_useful_budget() const;
 
+  // Of a layer placed as `choice` is: the smallest hit rate at which it is faster with neurons or experts on the GPU
+  // than with none. nullopt: it never is.
+  std::optional<double> break_even(size_t layer, const LayerChoice& choice) const;
+
   // Batches of at least this many tokens stream the CPU's neurons (CostModel::stream_tokens).
   int64_t stream_tokens() const {
     const auto dense = std::ranges::find_if(shape_.layers, [](const LayerShape& s) { return !s.experts; });

@@ -8,9 +8,6 @@
 namespace hearth::offline {
 namespace {
 
-uint64_t bytes_of(const Matrix& m) {
-  return m ? m.bytes() : 0;
-}
 uint64_t bytes_of(const Vector& v) {
   return static_cast<uint64_t>(v.n) * sizeof(float);
 }
@@ -18,10 +15,66 @@ uint64_t bias_bytes(const Vector& v) {
   return v ? sizeof(float) : 0;
 }
 
-LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
+// Sums what matrices take in the file and on the GPU.
+struct BothBytes {
+  const MatrixBytes& on_gpu;
+  uint64_t file = 0, gpu = 0;
+  void add(const Matrix& m) {
+    if (m) file += m.bytes(), gpu += on_gpu(m);
+  }
+  void add(const Vector& v) {
+    if (v) add(Matrix{DType::f32, 1, v.n, v.data});
+  }
+  std::optional<uint64_t> other() const { return gpu != file ? std::optional(gpu) : std::nullopt; }
+};
+
+// A row among many of such rows, so that the alignment of their matrix is no part of it.
+uint64_t row_on_gpu(const MatrixBytes& on_gpu, Matrix m) {
+  constexpr int64_t kRows = 4096;
+  m.rows = kRows;
+  return on_gpu(m) / kRows;
+}
+
+// Experts are all alike, but for a shared one.
+void set_experts(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerShape& l) {
+  l.experts = true, l.shared_expert = w.router.shared;
+  l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
+  l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
+  l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction) + w.experts.size() * kExpertTableBytes;
+  BothBytes largest{on_gpu};
+  for (const Expert& e : w.experts) {
+    BothBytes b{on_gpu};
+    for (const Matrix* m : {&e.ffn.gate, &e.ffn.up, &e.ffn.down}) b.add(*m);
+    for (const Vector* v : {&e.ffn.gate_bias, &e.ffn.up_bias, &e.down_bias}) b.add(*v);
+    l.expert_bytes += b.file;
+    largest.file = std::max(largest.file, b.file), largest.gpu = std::max(largest.gpu, b.gpu);
+  }
+  l.up_down_bytes = largest.file, l.gpu_neuron_bytes = largest.other();
+}
+
+void set_neurons(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerShape& l) {
+  const FfnShard& f = w.ffn;
+  l.n_ff = f.n();
+  l.gate_bytes = f.gate.row_size() + bias_bytes(f.gate_bias);
+  l.copies_linked = is_quantized(f.gate.type);
+  const Matrix& down = f.down_t ? f.down_t : f.down;
+  const auto n = static_cast<uint64_t>(l.n_ff);
+  l.up_down_bytes = down.bytes() / n;
+  uint64_t gpu = row_on_gpu(on_gpu, f.gate) + bias_bytes(f.gate_bias);
+  gpu += f.down_t ? row_on_gpu(on_gpu, down) : (on_gpu(down) + n - 1) / n;
+  if (f.up) {
+    l.up_down_bytes += f.up.row_size() + bias_bytes(f.up_bias);
+    gpu += row_on_gpu(on_gpu, f.up) + bias_bytes(f.up_bias);
+  }
+  if (gpu != l.neuron_bytes()) l.gpu_neuron_bytes = gpu;
+}
+
+LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w, const MatrixBytes& on_gpu) {
   LayerShape l;
-  l.n_ff = w.ffn.n();
-  for (const Matrix* m : w.attention()) l.attention_bytes += bytes_of(*m);
+  BothBytes attention{on_gpu};
+  for (const Matrix* m : w.attention()) attention.add(*m);
+  attention.add(w.router.w), attention.add(w.router.shared_gate);
+  l.attention_bytes = attention.file, l.gpu_attention_bytes = attention.other();
   for (const Vector* v :
        {&w.bq, &w.bk, &w.bv, &w.bo, &w.attn_norm.weight, &w.attn_norm.bias, &w.ffn_norm.weight, &w.ffn_norm.bias,
         &w.q_norm, &w.k_norm, &w.sinks, &w.latent.q_a_norm, &w.latent.norm, &w.attn_post_norm.weight,
@@ -29,22 +82,7 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w) {
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
-  if (w.router) {
-    l.experts = true, l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
-    l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
-    l.attention_bytes += bytes_of(w.router.w) + bytes_of(w.router.shared_gate);
-    l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction);
-    for (const Expert& e : w.experts) {
-      const uint64_t bytes = e.bytes() + bytes_of(e.ffn.gate_bias) + bytes_of(e.ffn.up_bias) + bytes_of(e.down_bias);
-      l.expert_bytes += bytes, l.up_down_bytes = std::max(l.up_down_bytes, bytes);
-    }
-    return l;
-  }
-  l.gate_bytes = w.ffn.gate.row_size() + bias_bytes(w.ffn.gate_bias);
-  l.copies_linked = is_quantized(w.ffn.gate.type);
-  const Matrix& down = w.ffn.down_t ? w.ffn.down_t : w.ffn.down;
-  l.up_down_bytes = down.bytes() / static_cast<uint64_t>(l.n_ff);
-  if (w.ffn.up) l.up_down_bytes += w.ffn.up.row_size() + bias_bytes(w.ffn.up_bias);
+  w.router ? set_experts(w, on_gpu, l) : set_neurons(w, on_gpu, l);
   return l;
 }
 
@@ -56,7 +94,7 @@ uint64_t ModelShape::weight_bytes() const {
   return sum;
 }
 
-ModelShape shape_of(const model::Model& model) {
+ModelShape shape_of(const model::Model& model, const MatrixBytes& on_gpu) {
   const model::Config& c = model.config();
   const model::Weights& w = model.weights();
   ModelShape s;
@@ -66,14 +104,20 @@ ModelShape shape_of(const model::Model& model) {
   s.sparse_family = c.ffn.sparse();
   s.quantized = model.quantized();
   s.tied_head = model.tied_head();
-  s.embedding_bytes = bytes_of(w.tok_embd) + bytes_of(w.pos_embd);
-  s.output_bytes = bytes_of(w.output);
+  BothBytes embedding{on_gpu}, output{on_gpu};
+  embedding.add(w.tok_embd), embedding.add(w.pos_embd), output.add(w.output);
+  s.embedding_bytes = embedding.file, s.gpu_embedding_bytes = embedding.other();
+  s.output_bytes = output.file, s.gpu_output_bytes = output.other();
   s.small_bytes =
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
   for (size_t i = 0; i < w.layers.size(); ++i) {
-    LayerShape l = layer_shape(c, w.layers[i]);
+    LayerShape l = layer_shape(c, w.layers[i], on_gpu);
     l.by_neuron = !model.why_not_by_neuron(static_cast<int64_t>(i));
-    l.predictor_bytes = model::predictor_bytes(w.layers[i].predictor);
+    const model::LayerPredictor& predictor = w.layers[i].predictor;
+    l.predictor_bytes = model::predictor_bytes(predictor);
+    BothBytes matrices{on_gpu};
+    matrices.add(predictor.weights.fc1), matrices.add(predictor.weights.fc2);
+    if (matrices.other()) l.gpu_predictor_bytes = l.predictor_bytes - matrices.file + matrices.gpu;
     l.can_look_ahead = i > 0 && l.predictor_bytes > 0;
     s.layers.push_back(l);
   }

@@ -1,6 +1,7 @@
 #pragma once
 // The sizes a plan is made of: every tensor's bytes, from headers alone.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,10 +11,17 @@
 
 namespace hearth::offline {
 
+// Bytes of GPU memory that a matrix takes, its alignment included: a GPU may lay out quantised rows anew.
+using MatrixBytes = std::function<uint64_t(const Matrix&)>;
+inline uint64_t bytes_in_file(const Matrix& m) {
+  return m.bytes();
+}
+
 // Of a mixture of experts, the neurons below are its experts: each has up_down_bytes, and n_used of them are active.
 struct LayerShape {
   int64_t n_ff = 0;
   bool experts = false;
+  bool shared_expert = false;  // the last expert is used by every token
   double n_used = 0;           // experts that a token uses, the shared one among them
   uint64_t expert_bytes = 0;   // of all experts
   bool gpu_experts = false;    // GPUs have kernels for experts of this shape
@@ -25,11 +33,16 @@ struct LayerShape {
   uint64_t predictor_bytes = 0;            // fc1 and fc2; 0 = there is no predictor
   std::optional<double> named_per_active;  // neurons that the predictor names, for each active one, if that is known
   bool can_look_ahead = false;             // there is a predictor, and a layer before
+  // In GPU memory, where that is not what the file's bytes say.
+  std::optional<uint64_t> gpu_attention_bytes, gpu_neuron_bytes, gpu_predictor_bytes;
   // False where `down` is quantised and not transposed: its neurons cannot be told apart, so the FFN is dense and on
   // one side.
   bool by_neuron = true;
   bool copies_linked = false;  // rows that the GPU reads over the link are laid out anew: they are quantised
   uint64_t neuron_bytes() const { return gate_bytes + up_down_bytes; }
+  uint64_t attention_on_gpu() const { return gpu_attention_bytes.value_or(attention_bytes); }
+  uint64_t neuron_on_gpu() const { return gpu_neuron_bytes.value_or(neuron_bytes()); }
+  uint64_t predictor_on_gpu() const { return gpu_predictor_bytes.value_or(predictor_bytes); }
   uint64_t ffn_bytes() const { return experts ? expert_bytes : neuron_bytes() * static_cast<uint64_t>(n_ff); }
 };
 
@@ -43,13 +56,16 @@ struct ModelShape {
   uint64_t embedding_bytes = 0;  // token embedding and learned positions
   uint64_t output_bytes = 0;     // the head; with tied_head the same tensor as the embedding
   uint64_t small_bytes = 0;      // output norm and bias, RoPE frequencies
+  std::optional<uint64_t> gpu_embedding_bytes, gpu_output_bytes;  // as LayerShape's
   std::vector<LayerShape> layers;
 
+  uint64_t embedding_on_gpu() const { return gpu_embedding_bytes.value_or(embedding_bytes); }
+  uint64_t output_on_gpu() const { return gpu_output_bytes.value_or(output_bytes); }
   uint64_t weight_bytes() const;  // all tensors, a tied head counted once, predictors not counted
 };
 
 // With the predictors that the model has (model/predictors.h attaches those of a sidecar).
-ModelShape shape_of(const model::Model& model);
+ModelShape shape_of(const model::Model& model, const MatrixBytes& gpu_bytes = bytes_in_file);
 // Sets named_per_active: of predictors that the sidecar holds, as measured when they were made; of others, as the
 // profile found on a few tokens.
 void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar);

@@ -17,15 +17,29 @@ CountingDevice::CountingDevice(Device& inner, ThreadTeam& team, const model::Mod
       statistics_(statistics),
       moments_(moments) {
   HEARTH_CHECK(statistics.layers.size() == model.weights().layers.size());
-  for (const model::LayerWeights& l : model.weights().layers) {
+  for (size_t i = 0; i < model.weights().layers.size(); ++i) {
+    const model::LayerWeights& l = model.weights().layers[i];
     rules_.push_back({l.ffn.act, l.ffn.act_threshold, l.ffn.up_relu, threshold});
     counters_.emplace_back(team, rules_.back(), down_row_norms(l.ffn));
+    if (!l.router) continue;
+    mixtures_.push_back(i);
+    expert_counters_.emplace_back(l.router.routing.n_expert, l.router.routing.n_used);
   }
+}
+
+void CountingDevice::reserve(const Limits& limits) {
+  FfnProbe::reserve(limits);
+  if (mixtures_.empty()) return;
+  const auto words = [&](int64_t n) { return static_cast<size_t>(limits.max_tokens * n) * sizeof(float); };
+  kept_ = inner_.allocate(words(n_embd_), Purpose::scratch);
+  foreseen_ids_ = inner_.allocate(words(limits.n_named), Purpose::scratch);
+  foreseen_weights_ = inner_.allocate(words(limits.n_named), Purpose::scratch);
 }
 
 void CountingDevice::begin_sequence(bool heldout) {
   heldout_ = heldout;
   for (ActivationCounter& c : counters_) c.begin_sequence();
+  for (ExpertCounter& c : expert_counters_) c.begin_sequence();
 }
 
 // The attention has two products: q, k and v of its input, and the output, which is added to the residual stream. The
@@ -46,6 +60,7 @@ void CountingDevice::ffn_dense(const FfnShard& shard, const Input& input, int64_
                                const NextNorm* next) {
   const Act in = rows_of(input, T);
   const size_t layer = layer_of(shard);
+  keep_for_next(layer, in, T);
   evaluate(shard, in, T, true);
   counters_[layer].add(gate_.data(), shard.up ? up_.data() : nullptr, T, heldout_, statistics_.layers[layer]);
   if (const int64_t n = std::min(T, trial_.wanted(layer)); n > 0) {
@@ -57,6 +72,36 @@ void CountingDevice::ffn_dense(const FfnShard& shard, const Input& input, int64_
     add_down_inputs(layer, T);
   }
   inner_.ffn_dense(shard, in, T, y_bias, y, next);
+}
+
+void CountingDevice::route(const Router& router, const Input& input, int64_t T, const ExpertChoice& choice) {
+  const Act in = rows_of(input, T);
+  inner_.expert_ffn()->route(router, in, T, choice);
+  const size_t index = routers_.try_emplace(router.w.data, routers_.size()).first->second;
+  HEARTH_CHECK(index < mixtures_.size(), "more routers than layers that have one");
+  const size_t layer = mixtures_[index];
+  std::vector<int32_t> foreseen;
+  if (kept_of_ && *kept_of_ + 1 == layer && !heldout_) {
+    const ExpertChoice tried{foreseen_ids_.as<int32_t>(), foreseen_weights_.as<float>(), choice.n_named};
+    inner_.expert_ffn()->route(router, Act{kept_.as<float>(), nullptr}, T, tried);
+    foreseen = bring_ids(tried, T);
+  }
+  expert_counters_[index].add(bring_ids(choice, T), foreseen, T, heldout_, statistics_.layers[layer]);
+  keep_for_next(layer, in, T);
+}
+
+void CountingDevice::keep_for_next(size_t layer, Act in, int64_t T) {
+  const auto& layers = model_.weights().layers;
+  kept_of_.reset();
+  if (layer + 1 == layers.size() || !layers[layer + 1].router) return;
+  inner_.copy(kept_.as<float>(), in.x, static_cast<size_t>(T * n_embd_) * sizeof(float));
+  kept_of_ = layer;
+}
+
+std::vector<int32_t> CountingDevice::bring_ids(const ExpertChoice& choice, int64_t T) {
+  std::vector<int32_t> ids(static_cast<size_t>(T * choice.n_named));
+  inner_.download(ids.data(), choice.ids, ids.size() * sizeof(int32_t));
+  return ids;
 }
 
 void CountingDevice::add_down_inputs(size_t layer, int64_t T) {

@@ -56,6 +56,10 @@ std::vector<std::vector<uint64_t>> read_powerinfer_counts(const std::filesystem:
 
 void import_powerinfer(const std::filesystem::path& directory, std::optional<uint64_t> tokens,
                        model::Sidecar& sidecar) {
+  if (sidecar.has_mixtures()) {
+    fail("'{}' counts neurons, and '{}' is a mixture of experts; count its experts with `hearth profile -f TEXT`",
+         directory.string(), sidecar.model_name);
+  }
   const std::vector<std::vector<uint64_t>> counts = read_powerinfer_counts(directory);
   if (counts.size() != sidecar.n_ff.size()) {
     fail("'{}' has {} layers and the model {}", directory.string(), counts.size(), sidecar.n_ff.size());

@@ -66,6 +66,13 @@ void describe(Importance& importance, const Corpus& corpus, const ProfileOptions
   importance.chunk_count = std::max(1u, static_cast<uint32_t>(tokens / importance.chunk_size));
 }
 
+void check_mixture(const ProfileOptions& o) {
+  if (o.importance != nullptr) {
+    fail("the importance of experts' matrices is not gathered yet; profile mixtures of experts without --importance");
+  }
+  if (o.moments) fail("--moments are for predictors, and mixtures of experts have routers; leave it out");
+}
+
 uint64_t tokens_wanted(const Corpus& corpus, const ProfileOptions& o) {
   const uint64_t all = corpus.tokens();
   return o.max_tokens > 0 ? std::min(all, o.max_tokens) : all;
@@ -79,6 +86,7 @@ void profile(model::Model& model, Device& device, Device& host, ThreadTeam& team
   if (!(options.threshold >= 0) || !std::isfinite(options.threshold)) {
     fail("the sparse threshold is {}, expected 0 or more", options.threshold);
   }
+  if (model.config().experts) check_mixture(options);
   model::Statistics& s = sidecar.statistics;
   if (s.sequences_done > 0 || s.tokens > 0) check_continues(s, corpus, options);
   begin(s, corpus, options);

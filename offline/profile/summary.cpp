@@ -6,25 +6,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "offline/profile/expert_summary.h"
+#include "offline/profile/hottest.h"
+
 namespace hearth::offline {
 namespace {
-
-std::vector<size_t> hottest_first(const std::vector<uint64_t>& counts) {
-  std::vector<size_t> order(counts.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
-  return order;
-}
-
-// Share of `counts` that falls on the first n ids of `order`.
-double share_of_first(const std::vector<uint64_t>& counts, const std::vector<size_t>& order, size_t n) {
-  uint64_t first = 0, all = 0;
-  for (size_t k = 0; k < order.size(); ++k) {
-    all += counts[order[k]];
-    if (k < n) first += counts[order[k]];
-  }
-  return all > 0 ? static_cast<double>(first) / static_cast<double>(all) : 0;
-}
 
 double neurons_for_share(const std::vector<uint64_t>& counts, const std::vector<size_t>& order, double share) {
   const uint64_t all = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
@@ -77,8 +63,27 @@ std::string union_row(const std::string& name, const LayerSummary& l) {
   return out + "\n";
 }
 
+// A layer that counts neurons.
+struct DenseLayer {
+  size_t layer;
+  LayerSummary summary;
+};
+std::vector<DenseLayer> dense_layers(const model::Sidecar& sidecar) {
+  std::vector<DenseLayer> out;
+  const std::vector<LayerSummary> all = summarize(sidecar.statistics);
+  for (size_t l = 0; l < all.size(); ++l) {
+    if (!sidecar.is_mixture(l)) out.push_back({l, all[l]});
+  }
+  return out;
+}
+LayerSummary mean_of(const std::vector<DenseLayer>& layers) {
+  std::vector<LayerSummary> all;
+  for (const DenseLayer& l : layers) all.push_back(l.summary);
+  return mean_of(all);
+}
+
 // How many neurons a few consecutive tokens need together.
-std::string union_table(const std::vector<LayerSummary>& layers, const LayerSummary& mean) {
+std::string union_table(const std::vector<DenseLayer>& layers, const LayerSummary& mean) {
   if (std::none_of(mean.unions.begin(), mean.unions.end(), [](auto& u) { return u.has_value(); })) {
     return "several tokens: the sidecar does not say how many neurons consecutive tokens need together; "
            "`hearth profile -f TEXT` without --resume counts them.\n";
@@ -86,11 +91,30 @@ std::string union_table(const std::vector<LayerSummary>& layers, const LayerSumm
   std::string out = fmt::format("\n{:>5} {:>9}", "layer", "density");
   for (const int64_t tokens : model::kUnionTokens) out += fmt::format(" {:>18}", fmt::format("of {} tokens", tokens));
   out += "\n";
-  for (size_t l = 0; l < layers.size(); ++l) out += union_row(std::to_string(l), layers[l]);
+  for (const DenseLayer& l : layers) out += union_row(std::to_string(l.layer), l.summary);
   out += union_row("mean", mean);
   return out +
          "\nof N tokens: share of the neurons that are active in at least one of N consecutive tokens; ×: times the "
          "density of one.\n";
+}
+
+// Layers that count neurons; there is one at least.
+std::string neuron_tables(const std::vector<DenseLayer>& layers) {
+  std::string out = fmt::format("\n{:>5} {:>9} {:>13} {:>9} {:>9} {:>9} {:>10} {:>10}\n", "layer", "density",
+                                "80 % made by", "previous", "last 64", "hit rate", "held out", "possible");
+  for (const DenseLayer& l : layers) out += row(std::to_string(l.layer), l.summary);
+  const LayerSummary mean = mean_of(layers);
+  out += row("mean", mean);
+  out += fmt::format(
+      "\nprevious, last 64: share of a token's active neurons that were active with the token before, or with any of "
+      "64.\n"
+      "hit rate: share of the activations that the hottest {:.0f} % of the neurons make; held out: the same neurons on "
+      "text that was not profiled; possible: that text's own hottest.\n",
+      100 * kHotSet);
+  if (mean.named_per_active) {
+    out += fmt::format("predictors: the file's own name {:.2f} neurons for each active one.\n", *mean.named_per_active);
+  }
+  return out + union_table(layers, mean);
 }
 
 }  // namespace
@@ -152,27 +176,17 @@ std::string summary_table(const model::Sidecar& sidecar) {
                                 sidecar.model_name, s.source, s.tokens_estimated ? "about " : "", s.tokens,
                                 s.tokens_heldout, s.complete ? "" : " (incomplete: --resume goes on)");
   for (const model::ProfiledText& t : s.texts) out += fmt::format("text         {} ({} bytes)\n", t.name, t.bytes);
-  out += fmt::format("\n{:>5} {:>9} {:>13} {:>9} {:>9} {:>9} {:>10} {:>10}\n", "layer", "density", "80 % made by",
-                     "previous", "last 64", "hit rate", "held out", "possible");
-  const std::vector<LayerSummary> layers = summarize(s);
-  for (size_t l = 0; l < layers.size(); ++l) out += row(std::to_string(l), layers[l]);
-  const LayerSummary mean = mean_of(layers);
-  out += row("mean", mean);
-  out += fmt::format(
-      "\nprevious, last 64: share of a token's active neurons that were active with the token before, or with any of "
-      "64.\n"
-      "hit rate: share of the activations that the hottest {:.0f} % of the neurons make; held out: the same neurons on "
-      "text that was not profiled; possible: that text's own hottest.\n",
-      100 * kHotSet);
-  if (mean.named_per_active) {
-    out += fmt::format("predictors: the file's own name {:.2f} neurons for each active one.\n", *mean.named_per_active);
+  if (const std::vector<DenseLayer> dense = dense_layers(sidecar); !dense.empty()) out += neuron_tables(dense);
+  if (const std::vector<ExpertSummary> experts = summarize_experts(sidecar); !experts.empty()) {
+    out += expert_table(experts);
   }
-  return out + union_table(layers, mean);
+  return out;
 }
 
 nlohmann::json summary_json(const model::Sidecar& sidecar) {
   const model::Statistics& s = sidecar.statistics;
-  const std::vector<LayerSummary> layers = summarize(s);
+  const std::vector<DenseLayer> dense = dense_layers(sidecar);
+  const std::vector<ExpertSummary> experts = summarize_experts(sidecar);
   nlohmann::json j = {{"model", sidecar.model_name},
                       {"fingerprint", sidecar.model_fingerprint},
                       {"source", s.source},
@@ -181,12 +195,15 @@ nlohmann::json summary_json(const model::Sidecar& sidecar) {
                       {"tokens_heldout", s.tokens_heldout},
                       {"complete", s.complete},
                       {"threshold", s.threshold},
-                      {"mean", to_json(mean_of(layers))}};
+                      {"mean", dense.empty() ? nlohmann::json(nullptr) : to_json(mean_of(dense))}};
+  if (!experts.empty()) j["mean_experts"] = to_json(mean_of(experts));
   j["texts"] = nlohmann::json::array();
   for (const model::ProfiledText& t : s.texts)
     j["texts"].push_back({{"name", t.name}, {"hash", t.hash}, {"bytes", t.bytes}});
   j["layers"] = nlohmann::json::array();
-  for (const LayerSummary& l : layers) j["layers"].push_back(to_json(l));
+  j["layers"].get_ref<nlohmann::json::array_t&>().resize(s.layers.size());
+  for (const DenseLayer& l : dense) j["layers"][l.layer] = to_json(l.summary);
+  for (const ExpertSummary& e : experts) j["layers"][e.layer] = to_json(e);
   return j;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "model/predictors.h"
+#include "offline/profile/expert_summary.h"
 #include "offline/profile/summary.h"
 #include "offline/report/svg.h"
 
@@ -18,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kCells = 64;    // of a row of the heat map
+constexpr size_t kExpertCells = 128;
 constexpr size_t kBudgets = 24;  // points of tokens/s against budget
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
@@ -31,13 +33,15 @@ std::vector<double> sorted_frequencies(const model::Statistics& s, size_t layer)
   return p;
 }
 
-std::string heat(const model::Statistics& s) {
+// A heat map of layers, the most frequent first, in at most `most_cells` cells a layer.
+std::string heat_of(const model::Statistics& s, const std::vector<size_t>& layers, size_t most_cells,
+                    const std::string& x_name) {
   std::vector<std::vector<double>> rows;
   double most = 0;
-  for (size_t l = 0; l < s.layers.size(); ++l) {
+  for (const size_t l : layers) {
     const std::vector<double> p = sorted_frequencies(s, l);
     std::vector<double> cells;
-    const size_t n = std::min(kCells, p.size());
+    const size_t n = std::min(most_cells, p.size());
     for (size_t c = 0; c < n; ++c) {
       const size_t begin = c * p.size() / n, end = (c + 1) * p.size() / n;
       const auto at = [&](size_t i) { return p.begin() + static_cast<ptrdiff_t>(i); };
@@ -49,16 +53,39 @@ std::string heat(const model::Statistics& s) {
   for (std::vector<double>& row : rows) {
     for (double& cell : row) cell /= most > 0 ? most : 1;
   }
-  return section("How often neurons fire",
-                 heat_map(rows, "neurons, the most active first", fmt::format("{:.0f} % of the tokens", 100 * most)),
-                 fmt::format("Each cell: how often {} neurons of the layer are active, on average.",
-                             s.layers.front().active.size() > kCells
-                                 ? fmt::format("a {}th of the", std::min(kCells, s.layers.front().active.size()))
-                                 : "single"));
+  return heat_map(rows, x_name, fmt::format("{:.0f} % of the tokens", 100 * most), layers.front());
+}
+
+std::string heat(const model::Sidecar& sidecar) {
+  const model::Statistics& s = sidecar.statistics;
+  std::vector<size_t> dense, mixtures;
+  for (size_t l = 0; l < s.layers.size(); ++l) (sidecar.is_mixture(l) ? mixtures : dense).push_back(l);
+  std::string out;
+  if (!dense.empty()) {
+    const size_t n = s.layers[dense.front()].active.size();
+    out += section("How often neurons fire",
+                   heat_of(s, dense, kCells, "neurons, the most active first"),
+                   fmt::format("Each cell: how often {} neurons of the layer are active, on average.",
+                               n > kCells ? fmt::format("a {}th of the", kCells) : "single"));
+  }
+  if (!mixtures.empty()) {
+    const ExpertSummary mean = mean_of(summarize_experts(sidecar));
+    out += section(
+        "How often experts are chosen",
+        heat_of(s, mixtures, kExpertCells, "experts, the most often chosen first"),
+        fmt::format("Each cell: the share of the tokens that use an expert. A token uses {} of {}; the "
+                    "hottest 10, 20 and 40 % of the experts get {:.0f}, {:.0f} and {:.0f} % of the choices.{}",
+                    mean.n_used, mean.n_expert, 100 * mean.covered[0], 100 * mean.covered[1],
+                    100 * mean.covered[2],
+                    mean.previous ? fmt::format(" {:.0f} % of a token's experts served the token before, too.",
+                                                100 * *mean.previous)
+                                  : ""));
+  }
+  return out;
 }
 
 // Share of the activations that the hottest share of neurons makes: the mean, and the extremes among layers.
-std::string coverage(const model::Statistics& s) {
+std::string coverage(const model::Statistics& s, const std::string& units) {
   constexpr size_t kPoints = 50;
   std::vector<Series> series = {{"mean of the layers"}, {"flattest layer"}, {"steepest layer"}};
   std::vector<std::vector<double>> curves;
@@ -82,17 +109,17 @@ std::string coverage(const model::Statistics& s) {
     series[0].points.emplace_back(x, mean), series[1].points.emplace_back(x, low),
         series[2].points.emplace_back(x, high);
   }
-  return section("What the hottest neurons cover",
-                 line_chart({"hottest neurons, %", 0, 100}, {"activations, %", 0, 100}, series),
-                 "A GPU that holds this share of the neurons makes that share of the activations.");
+  return section("What the hottest " + units + " cover",
+                 line_chart({"hottest " + units + ", %", 0, 100}, {"activations, %", 0, 100}, series),
+                 "A GPU that holds this share of the " + units + " makes that share of the activations.");
 }
 
-std::string generalisation(const model::Statistics& s) {
+std::string generalisation(const model::Statistics& s, const std::string& units) {
   const std::vector<LayerSummary> layers = summarize(s);
   if (layers.empty() || !layers.front().hit_heldout)
     return section("Does that hold on other text?", "",
                    "No text was held out of the profile (hearth profile --heldout-every).");
-  std::vector<Series> series = {{"profiled text"}, {"other text, the same neurons"}, {"other text, its own hottest"}};
+  std::vector<Series> series = {{"profiled text"}, {"other text, the same " + units}, {"other text, its own hottest"}};
   for (size_t l = 0; l < layers.size(); ++l) {
     const auto x = static_cast<double>(l);
     series[0].points.emplace_back(x, 100 * layers[l].hit);
@@ -104,11 +131,11 @@ std::string generalisation(const model::Statistics& s) {
     for (const auto& [x, y] : curve.points) low = std::min(low, y), high = std::max(high, y);
   }
   const double last = std::max(1.0, static_cast<double>(layers.size() - 1));
-  const Axis hit{fmt::format("activations made by the hottest {:.0f} % of the neurons, %", 100 * kHotSet),
+  const Axis hit{fmt::format("activations made by the hottest {:.0f} % of the {}, %", 100 * kHotSet, units),
                  10 * std::floor(low / 10), std::min(100.0, 10 * std::ceil((high + 0.1) / 10))};
   return section(
       "Does that hold on other text?", line_chart({"layer", 0, last}, hit, series),
-      "The neurons that were hottest on the profiled text, on that text and on text held out of the profile; "
+      "The " + units + " that were hottest on the profiled text, on that text and on text held out of the profile; "
       "and what that other text's own hottest would have made.");
 }
 
@@ -282,9 +309,11 @@ std::string html_report(const model::Sidecar& sidecar, const Planner& planner, c
       "report</title>{1}</head><body>\n<h1>{0}</h1>\n",
       escape_html(sidecar.model_name), page_style());
   if (sidecar.has_statistics()) {
+    const bool dense = std::ranges::any_of(sidecar.n_expert_used, [](int64_t n) { return n == 0; });
+    const std::string units = !sidecar.has_mixtures() ? "neurons" : dense ? "neurons and experts" : "experts";
     out += fmt::format("<p class=\"note\">{} layers; {} over {} tokens.</p>\n", s.layers.size(), escape_html(s.source),
                        s.tokens);
-    out += heat(s) + coverage(s) + generalisation(s);
+    out += heat(sidecar) + coverage(s, units) + generalisation(s, units);
   } else {
     out += section("How often neurons fire", "", "The sidecar has no statistics; `hearth profile` gathers them.");
   }

@@ -185,7 +185,8 @@ std::string line_chart_file(const std::string& title, const Axis& x, const Axis&
   return out + "</g></svg>\n";
 }
 
-std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name, const std::string& full) {
+std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name, const std::string& full,
+                     size_t first) {
   const double height = std::clamp(240.0 / static_cast<double>(rows.size()), 6.0, 22.0);
   const double bottom = kTop + height * static_cast<double>(rows.size());
   std::string out = fmt::format("<svg viewBox=\"0 0 {} {:.0f}\" role=\"img\">", kWidth, bottom + 62);
@@ -202,7 +203,8 @@ std::string heat_map(const std::vector<std::vector<double>>& rows, const std::st
     for (size_t c = 0; c < rows[r].size(); ++c)
       cell(kLeft + width * static_cast<double>(c), y, width, height, rows[r][c]);
     if (r % every == 0)
-      out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>", kLeft - 6, y + height / 2 + 4, r);
+      out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>", kLeft - 6, y + height / 2 + 4,
+                         first + r);
   }
   out += fmt::format("<text class=\"axis\" x=\"{}\" y=\"{:.0f}\" text-anchor=\"middle\">{}</text>",
                      (kLeft + kWidth - kRight) / 2, bottom + 20, escape_html(x_name));

@@ -25,7 +25,9 @@ std::string line_chart(const Axis& x, const Axis& y, const std::vector<Series>& 
 std::string line_chart_file(const std::string& title, const Axis& x, const Axis& y, const std::vector<Series>& series);
 
 // One row of cells per layer; value in [0, 1] is the strength of the colour, whose scale is drawn below, up to `full`.
-std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name, const std::string& full);
+// `first`: the number of the first row's layer.
+std::string heat_map(const std::vector<std::vector<double>>& rows, const std::string& x_name, const std::string& full,
+                     size_t first = 0);
 
 // Horizontal stacked bars; each part's share of the longest bar.
 struct Bar {

@@ -134,7 +134,10 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
       rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
     weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
     if (options.copy_weights && device_.is_host()) {
-      copied_weights_ = copy_from_file(model_, device_, {}, sparsity_ != Sparsity::off, weights_);
+      const SingleRows rows = sparsity_ == Sparsity::off     ? SingleRows::none
+                              : sparsity_ == Sparsity::exact ? SingleRows::active
+                                                             : SingleRows::named;
+      copied_weights_ = copy_from_file(model_, device_, {}, rows, weights_);
     }
   }
   if (options.on_stall) {
@@ -166,7 +169,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   division.host.reserve(limits_of(c, n_ctx_, n_batch, model_.quantized()));
   split_ = split_weights(model_, division.placement, device_, division.host, division.team);
   if (options_.copy_weights) {
-    copied_weights_ = copy_from_file(model_, division.host, split_->arena.taken(), true, split_->host);
+    copied_weights_ = copy_from_file(model_, division.host, split_->arena.taken(), SingleRows::named, split_->host);
   }
   std::vector<LayerFacts> facts = split_->facts;
   for (LayerFacts& f : facts) {

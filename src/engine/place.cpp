@@ -34,12 +34,13 @@ model::Weights place(model::Model& model, Device& device, bool with_predictors) 
 namespace {
 
 // The matrices of which an operation reads single rows, or may.
-std::set<const void*> read_by_rows(bool skips_neurons, model::Weights& weights) {
+std::set<const void*> read_by_rows(SingleRows rows, model::Weights& weights) {
   std::set<const void*> data;
   for (model::LayerWeights& layer : weights.layers) {
     const FfnShard& ffn = layer.ffn;
     data.insert(ffn.down_t.data);
-    if (skips_neurons && ffn.down_t) data.insert({ffn.gate.data, ffn.up.data});
+    if (rows != SingleRows::none && ffn.down_t) data.insert(ffn.up.data);
+    if (rows == SingleRows::named && ffn.down_t) data.insert(ffn.gate.data);
     data.insert({layer.latent.k_b.data, layer.latent.v_b.data});
     layer.predictor.for_each([&](const auto& tensor) { data.insert(tensor.data); });
   }
@@ -49,11 +50,11 @@ std::set<const void*> read_by_rows(bool skips_neurons, model::Weights& weights) 
 }  // namespace
 
 DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own,
-                            bool skips_neurons, model::Weights& weights) {
+                            SingleRows rows, model::Weights& weights) {
   constexpr size_t kAlignment = 64, kPiece = size_t{8} << 20;
   HEARTH_CHECK(device.is_host());
   const bool tied = weights.output.data == weights.tok_embd.data;
-  const std::set<const void*> by_rows = read_by_rows(skips_neurons, weights);
+  const std::set<const void*> by_rows = read_by_rows(rows, weights);
   struct Place {
     size_t at;  // from the beginning of the memory to come
     bool packed;

@@ -12,12 +12,19 @@ namespace hearth::engine {
 // copied is let go of on the host. A tied head is placed once.
 model::Weights place(model::Model& model, Device& device, bool with_predictors);
 
+// Which neurons' rows of gate and up are read singly, in layers that have down_t.
+enum class SingleRows {
+  none,    // every neuron's
+  active,  // up, where the gate has found the neuron active; gates are read whole
+  named,   // gate and up, of neurons that a predictor or another device may name
+};
+
 // Moves the weights that a host device reads whole (not an embedding that is no head), and that are neither in `own`
 // nor the model's own memory already, to one piece of its memory, and lets go of the file's pages. Such memory is in
 // huge pages where the system has them, and read faster than a file's. Where the device has a layout of its own for a
 // matrix, that is packed (Device::pack()); others, and those read by rows, are copied on every core. The latter are
-// down_t, predictors, and, if `skips_neurons`, the FFNs of layers that have down_t. Throws Error when there is no room.
+// down_t, predictors, and what `rows` says. Throws Error when there is no room.
 DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own,
-                            bool skips_neurons, model::Weights& weights);
+                            SingleRows rows, model::Weights& weights);
 
 }  // namespace hearth::engine

@@ -15,6 +15,7 @@
 #include "gguf/gguf.h"
 #include "model/config.h"
 #include "model/transpose_down.h"
+#include "model/transposed_file.h"
 
 namespace hearth::model {
 
@@ -117,9 +118,15 @@ struct Weights {
   }
 };
 
+struct TransposeDown {
+  bool wanted = false;        // quantise them again, transposed
+  std::optional<DType> type;  // to this type; default: their own
+  bool cached = false;        // take them from the file at transposed_path(), which is made where it is missing
+};
+
 struct LoadOptions {
   std::optional<std::string> activation;  // overrides what the file says, a name parse_activation() knows
-  bool transpose_down = false;            // prepare_sparse() quantises standard down projections again
+  TransposeDown transpose_down;           // what prepare_sparse() does with quantised standard down projections
 };
 
 class Model {
@@ -165,13 +172,17 @@ class Model {
 
  private:
   void release_tensors(const std::string& prefix) const;
+  // Those of prepare_sparse() that are quantised: from the file, or into it.
+  std::vector<TransposedDown> quantized_downs() const;
+  bool map_transposed(const std::vector<TransposedDown>& wanted);
   friend class Binder;
   std::unique_ptr<gguf::File> file_;
   Config config_;
   Weights weights_;
   std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
-  std::vector<HostBuffer> owned_matrices_;         // transposed down projections, and what latents are multiplied by
-  bool transpose_down_ = false;
+  std::vector<HostBuffer> owned_matrices_;  // transposed down projections, and what latents are multiplied by
+  TransposeDown transpose_down_;
+  std::unique_ptr<TransposedFile> transposed_file_;  // in use
   RequantizationError requantization_error_;
   std::vector<std::shared_ptr<const void>> predictor_owners_;
 };

@@ -80,6 +80,23 @@ class Reader {
     for (const int64_t n : s_.n_ff) {
       if (n < 1 || n > kMaxWidth) fail("'{}': a layer of {} neurons, expected 1 to {}", name_, n, kMaxWidth);
     }
+    read_experts_used();
+  }
+
+  // Sidecars that were made before mixtures could be profiled do not say.
+  void read_experts_used() {
+    s_.n_expert_used.assign(s_.n_ff.size(), 0);
+    if (file_.find(key(kModel, "n_expert_used")) == nullptr) return;
+    const auto used = model<std::vector<int32_t>>("n_expert_used");
+    if (used.size() != s_.n_ff.size()) {
+      fail("'{}': n_expert_used is of {} layers and n_ff of {}", name_, used.size(), s_.n_ff.size());
+    }
+    for (size_t l = 0; l < used.size(); ++l) {
+      if (used[l] < 0 || used[l] > s_.n_ff[l]) {
+        fail("'{}': a token uses {} of layer {}'s {} experts", name_, used[l], l, s_.n_ff[l]);
+      }
+      s_.n_expert_used[l] = used[l];
+    }
   }
 
   void read_profile() {
@@ -98,6 +115,9 @@ class Reader {
     p.layers.resize(s_.n_ff.size());
     read_shares("coactive_previous", [](LayerStatistics& l) -> MeanShare& { return l.previous; });
     read_shares("coactive_recent", [](LayerStatistics& l) -> MeanShare& { return l.recent; });
+    if (file_.find(key(kProfile, "foreseen_sums")) != nullptr) {
+      read_shares("foreseen", [](LayerStatistics& l) -> MeanShare& { return l.foreseen; });
+    }
     read_named();
     for (size_t k = 0; k < kUnionTokens.size(); ++k) read_union(k);
   }
@@ -217,8 +237,15 @@ class Reader {
   std::vector<uint64_t> counts(size_t l, std::string_view what, uint64_t tokens) const {
     const std::vector<int64_t> stored = numbers<int64_t>(l, what, DType::i64, {s_.n_ff[l]});
     std::vector<uint64_t> values(stored.begin(), stored.end());
+    uint64_t sum = 0;
     for (const uint64_t v : values) {
       if (v > tokens) fail("'{}': {} counts {} of {} tokens", name_, tensor_name(l, what), v, tokens);
+      sum += v;
+    }
+    const auto used = static_cast<uint64_t>(s_.n_expert_used[l]);
+    if (used > 0 && sum != tokens * used) {
+      fail("'{}': {} counts {} experts, expected {} for each of {} tokens", name_, tensor_name(l, what), sum, used,
+           tokens);
     }
     return values;
   }
@@ -276,6 +303,8 @@ void set_profile(gguf::Writer& out, const Statistics& p) {
   out.set(key(kProfile, "coactive_previous_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.previous.tokens; }));
   out.set(key(kProfile, "coactive_recent_sums"), by_layer<double>(p, [](auto& l) { return l.recent.sum; }));
   out.set(key(kProfile, "coactive_recent_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.recent.tokens; }));
+  out.set(key(kProfile, "foreseen_sums"), by_layer<double>(p, [](auto& l) { return l.foreseen.sum; }));
+  out.set(key(kProfile, "foreseen_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.foreseen.tokens; }));
   out.set(key(kProfile, "predictor_named"), by_layer<uint64_t>(p, [](auto& l) { return l.named.named; }));
   out.set(key(kProfile, "predictor_active"), by_layer<uint64_t>(p, [](auto& l) { return l.named.active; }));
   for (size_t k = 0; k < kUnionTokens.size(); ++k) {
@@ -284,6 +313,20 @@ void set_profile(gguf::Writer& out, const Statistics& p) {
     out.set(key(kProfile, union_key(k, "windows")),
             by_layer<uint64_t>(p, [k](auto& l) { return l.unions[k].windows; }));
   }
+}
+
+// By layer, what statistics are counted of: neurons, or a router's experts.
+struct LayerUnits {
+  std::vector<int64_t> n, used;
+};
+LayerUnits units_of(const Config& c) {
+  LayerUnits units;
+  for (int64_t l = 0; l < c.n_layer; ++l) {
+    const bool mixture = c.experts.in_layer(l);
+    units.n.push_back(mixture ? c.experts.routing.n_expert : c.n_ff);
+    units.used.push_back(mixture ? c.experts.routing.n_used : 0);
+  }
+  return units;
 }
 
 }  // namespace
@@ -302,18 +345,22 @@ double Statistics::density(size_t layer) const {
   return sum / static_cast<double>(layers[layer].active.size());
 }
 
-Sidecar::Sidecar(std::string model_fp, std::string name, int64_t width, std::vector<int64_t> neurons)
+Sidecar::Sidecar(std::string model_fp, std::string name, int64_t width, std::vector<int64_t> neurons,
+                 std::vector<int64_t> experts_used)
     : model_fingerprint(std::move(model_fp)),
       model_name(std::move(name)),
       n_embd(width),
       n_ff(std::move(neurons)),
+      n_expert_used(std::move(experts_used)),
       path_("the new sidecar") {
+  n_expert_used.resize(n_ff.size());
   statistics.layers.resize(n_ff.size());
   for (size_t l = 0; l < n_ff.size(); ++l) statistics.layers[l].active.assign(static_cast<size_t>(n_ff[l]), 0);
 }
 
 Sidecar Sidecar::empty_for(const gguf::File& model, const Config& c) {
-  return {fingerprint(model), c.name, c.n_embd, std::vector<int64_t>(static_cast<size_t>(c.n_layer), c.n_ff)};
+  LayerUnits units = units_of(c);
+  return {fingerprint(model), c.name, c.n_embd, std::move(units.n), std::move(units.used)};
 }
 
 Sidecar Sidecar::read(const std::filesystem::path& path) {
@@ -335,14 +382,16 @@ std::optional<Sidecar> Sidecar::find(const gguf::File& model, const Config& conf
 }
 
 void Sidecar::check_matches(const gguf::File& model, const Config& c) const {
-  const auto layers = static_cast<int64_t>(n_ff.size());
-  const bool same_shape = layers == c.n_layer && n_embd == c.n_embd &&
-                          std::all_of(n_ff.begin(), n_ff.end(), [&](int64_t n) { return n == c.n_ff; });
-  if (!same_shape) {
+  const LayerUnits units = units_of(c);
+  if (n_embd != c.n_embd || n_ff != units.n || n_expert_used != units.used) {
+    const auto text = [](const std::vector<int64_t>& n, const std::vector<int64_t>& used) {
+      // The last layer tells: the first ones of a mixture may be dense.
+      return fmt::format("{} layers of {} {}", n.size(), n.back(), used.back() > 0 ? "experts" : "neurons");
+    };
     fail(
-        "'{}' was made for '{}' ({} layers of {} neurons, width {}), and the model '{}' has {} of {}, width {}; "
-        "profile this model or give its own sidecar",
-        path_, model_name, layers, n_ff.front(), n_embd, c.name, c.n_layer, c.n_ff, c.n_embd);
+        "'{}' was made for '{}' ({}, width {}), and the model '{}' has {}, width {}; profile this model or give its "
+        "own sidecar",
+        path_, model_name, text(n_ff, n_expert_used), n_embd, c.name, text(units.n, units.used), c.n_embd);
   }
   if (const std::string actual = fingerprint(model); actual != model_fingerprint) {
     fail(
@@ -360,6 +409,10 @@ void Sidecar::write(const std::filesystem::path& path) const {
   out.set(key(kModel, "name"), model_name);
   out.set(key(kModel, "n_embd"), static_cast<uint32_t>(n_embd));
   out.set(key(kModel, "n_ff"), gguf::Array(std::vector<uint32_t>(n_ff.begin(), n_ff.end())));
+  if (has_mixtures()) {
+    out.set(key(kModel, "n_expert_used"),
+            gguf::Array(std::vector<uint32_t>(n_expert_used.begin(), n_expert_used.end())));
+  }
   set_profile(out, statistics);
   if (thresholds) {
     HEARTH_CHECK(thresholds->by_layer.size() == n_ff.size());

@@ -7,9 +7,11 @@
 //   hearth-sparse.model.fingerprint     string   fingerprint() of the model
 //   hearth-sparse.model.name            string
 //   hearth-sparse.model.n_embd          u32
-//   hearth-sparse.model.n_ff            u32 [n_layer]
+//   hearth-sparse.model.n_ff            u32 [n_layer]   of a mixture's layer, the experts that its router chooses from
+//   hearth-sparse.model.n_expert_used   u32 [n_layer]   of those, what a token uses; 0: the layer is dense. Absent: all are
 //   hearth-sparse.profile.*             how and over what the statistics were gathered
 //   hearth-sparse.profile.union_K_neurons, .union_K_windows   u64 [n_layer], K = 2, 4, 8; optional: NeuronUnion
+//   hearth-sparse.profile.foreseen_sums, .foreseen_tokens      f64, u64 [n_layer]; optional: LayerStatistics::foreseen
 //   profile.blk.N.active                i64 [n_ff]
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
@@ -19,6 +21,7 @@
 //   hearth-sparse.thresholds.record     string   JSON: how, and what they cost
 //   hearth-sparse.thresholds.tokens     u64   counted in active_tuned; 0 or absent: there is none
 //   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -72,7 +75,8 @@ struct NeuronUnion {
 };
 constexpr std::array<int64_t, 3> kUnionTokens = {2, 4, 8};
 
-// Sums over the tokens profiled so far. "Active": |act(gate)| > threshold.
+// Sums over the tokens profiled so far. "Active": |act(gate)| > threshold. Of a mixture's layer the neurons are its
+// experts, without the shared one, and active are those that the router chose.
 struct LayerStatistics {
   std::vector<uint64_t> active;          // [n_ff] tokens that had the neuron active
   std::vector<uint64_t> active_heldout;  // [n_ff] the same over the held-out tokens; empty = none were held out
@@ -82,6 +86,7 @@ struct LayerStatistics {
   MeanShare recent;    // share that the union of the previous 64 tokens' sets had
   std::array<NeuronUnion, kUnionTokens.size()> unions;  // of kUnionTokens tokens; no windows = not counted
   NamedNeurons named;
+  MeanShare foreseen;  // of a token's experts, those that the router names on the FFN's input of the layer before
   std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
   int64_t n_ff() const { return static_cast<int64_t>(active.size()); }
 };
@@ -127,7 +132,8 @@ class Sidecar {
  public:
   Sidecar() = default;
   // For a model without one: no statistics yet (all sums zero).
-  Sidecar(std::string model_fingerprint, std::string model_name, int64_t n_embd, std::vector<int64_t> n_ff);
+  Sidecar(std::string model_fingerprint, std::string model_name, int64_t n_embd, std::vector<int64_t> n_ff,
+          std::vector<int64_t> n_expert_used = {});
   static Sidecar empty_for(const gguf::File& model, const Config& config);
 
   // Throws Error when the file is no sidecar, of a newer version, or contradicts itself.
@@ -146,7 +152,10 @@ class Sidecar {
   std::string model_fingerprint;
   std::string model_name;
   int64_t n_embd = 0;
-  std::vector<int64_t> n_ff;  // by layer
+  std::vector<int64_t> n_ff;           // by layer; of a mixture, its experts, without the shared one
+  std::vector<int64_t> n_expert_used;  // by layer, of those; 0: the layer is dense
+  bool is_mixture(size_t layer) const { return n_expert_used[layer] > 0; }
+  bool has_mixtures() const { return std::ranges::any_of(n_expert_used, [](int64_t n) { return n > 0; }); }
   Statistics statistics;
   std::optional<TunedThresholds> thresholds;
   // By layer: predictors to be written in place of those in `file`; empty = those are kept.

@@ -22,10 +22,10 @@ void transpose_tiled(const T* in, int64_t rows, int64_t cols, T* out) {
 }
 
 // One block of columns at a time: their floats, a column a row, and then their rows in the type.
-void requantize(const Matrix& m, std::byte* out, RequantizationError& error) {
-  const DTypeTraits& t = traits(m.type);
+void requantize(const Matrix& m, DType type, std::byte* out, RequantizationError& error) {
+  const DTypeTraits &t = traits(m.type), &to = traits(type);
   const int64_t width = t.block_size;
-  const size_t out_row = row_bytes(m.type, m.rows);
+  const size_t out_row = row_bytes(type, m.rows);
   std::vector<float> piece(static_cast<size_t>(width)), columns(static_cast<size_t>(width * m.rows)),
       again(static_cast<size_t>(m.rows));
   for (int64_t c0 = 0; c0 < m.cols; c0 += width) {
@@ -36,8 +36,8 @@ void requantize(const Matrix& m, std::byte* out, RequantizationError& error) {
     for (int64_t c = 0; c < width; ++c) {
       const float* column = columns.data() + c * m.rows;
       std::byte* row = out + static_cast<size_t>(c0 + c) * out_row;
-      t.from_float(column, row, m.rows);
-      t.to_float(row, again.data(), m.rows);
+      to.from_float(column, row, m.rows);
+      to.to_float(row, again.data(), m.rows);
       for (int64_t r = 0; r < m.rows; ++r) {
         const double difference = static_cast<double>(again[static_cast<size_t>(r)]) - column[r];
         error.squared_error += difference * difference;
@@ -53,24 +53,29 @@ double RequantizationError::relative() const {
   return squared > 0 ? std::sqrt(squared_error / squared) : 0.0;
 }
 
-bool can_transpose(const Matrix& m) {
-  return m.rows % traits(m.type).block_size == 0;
+DType transposed_type(const Matrix& m, std::optional<DType> wanted) {
+  return is_quantized(m.type) && wanted ? *wanted : m.type;
 }
 
-size_t transposed_bytes(const Matrix& m) {
-  return static_cast<size_t>(m.cols) * row_bytes(m.type, m.rows);
+bool can_transpose(const Matrix& m, DType type) {
+  return m.rows % traits(type).block_size == 0;
 }
 
-Matrix transpose(const Matrix& m, HostBuffer& storage, RequantizationError& error) {
-  HEARTH_CHECK(can_transpose(m) && storage.bytes() >= transposed_bytes(m));
+size_t transposed_bytes(const Matrix& m, DType type) {
+  return static_cast<size_t>(m.cols) * row_bytes(type, m.rows);
+}
+
+Matrix transpose(const Matrix& m, DType type, HostBuffer& storage, RequantizationError& error) {
+  HEARTH_CHECK(can_transpose(m, type) && storage.bytes() >= transposed_bytes(m, type));
+  HEARTH_CHECK(is_quantized(m.type) || type == m.type, "{} does not become {}", traits(m.type).name, traits(type).name);
   if (is_quantized(m.type)) {
-    requantize(m, storage.as<std::byte>(), error);
+    requantize(m, type, storage.as<std::byte>(), error);
   } else if (m.type == DType::f32) {
     transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, storage.as<uint32_t>());
   } else {
     transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, storage.as<uint16_t>());
   }
-  return {m.type, m.cols, m.rows, storage.data()};
+  return {type, m.cols, m.rows, storage.data()};
 }
 
 }  // namespace hearth::model

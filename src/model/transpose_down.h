@@ -1,5 +1,7 @@
 #pragma once
 // Down projections as the sparse kernels read them: [n_ff][n_embd], a neuron's column as a row.
+#include <optional>
+
 #include "core/buffer.h"
 #include "core/tensor.h"
 
@@ -11,12 +13,14 @@ struct RequantizationError {
   double relative() const;  // root of their quotient
 };
 
-// Whether the transposed matrix can have the same type: its rows must be whole blocks.
-bool can_transpose(const Matrix& m);
+// The type of the transposed matrix: f32, f16 and bf16 stay what they are, others become `wanted`, if there is one.
+DType transposed_type(const Matrix& m, std::optional<DType> wanted = {});
+// Whether the transposed matrix can have a type: its rows must be whole blocks.
+bool can_transpose(const Matrix& m, DType type);
 // Bytes of the transposed matrix.
-size_t transposed_bytes(const Matrix& m);
-// Into `storage`, of transposed_bytes(). Exact for f32, f16 and bf16; weights of other types are quantised again, and
-// what that changes is added to `error`. m must be one that can_transpose().
-Matrix transpose(const Matrix& m, HostBuffer& storage, RequantizationError& error);
+size_t transposed_bytes(const Matrix& m, DType type);
+// Into `storage`, of transposed_bytes(). Exact for f32, f16 and bf16, whose type stays; weights of other types are
+// quantised again, to `type`, and what that changes is added to `error`. m must be one that can_transpose().
+Matrix transpose(const Matrix& m, DType type, HostBuffer& storage, RequantizationError& error);
 
 }  // namespace hearth::model

@@ -184,6 +184,7 @@ std::string metrics(const SchedulerStats& s) {
   add("prompt_seconds_total", "counter", "Time spent with prompts.", s.prompt_seconds);
   add("tokens_predicted_total", "counter", "Tokens generated.", static_cast<double>(s.n_generated));
   add("tokens_predicted_seconds_total", "counter", "Time spent with generating.", s.decode_seconds);
+  add("n_decode_total", "counter", "Passes evaluated.", static_cast<double>(s.n_passes));
   add("requests_done_total", "counter", "Requests that have ended.", static_cast<double>(s.n_done));
   add("predicted_tokens_seconds", "gauge", "Tokens a second in all, of the last second.", s.tokens_per_second);
   add("requests_processing", "gauge", "Requests that run.", static_cast<double>(s.running.size()));
@@ -207,6 +208,7 @@ Json stats_json(const Api& api) {
           {"bytes", {{"device", s.device_bytes}, {"host", s.host_bytes}, {"link", s.link_bytes}}},
           {"pages", s.pages},
           {"pages_free", s.pages_free},
+          {"pages_kept", s.pages_kept},
           {"kept_prompts", s.kept_prompts},
           {"generated", s.n_generated},
           {"prompt_tokens", s.n_prompt},

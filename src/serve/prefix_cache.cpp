@@ -1,6 +1,7 @@
 #include "serve/prefix_cache.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace hearth::serve {
 namespace {
@@ -43,12 +44,20 @@ void PrefixCache::keep(std::span<const int32_t> ids, const engine::Sequence& seq
   engine::Sequence pages = sequence.fork("kept beginning of a prompt");
   pages.truncate(n);
   kept_.push_front({{whole.begin(), whole.end()}, std::move(pages)});
+  count_pages();
 }
 
 bool PrefixCache::drop_oldest() {
   if (kept_.empty()) return false;
   kept_.pop_back();
+  count_pages();
   return true;
+}
+
+void PrefixCache::count_pages() {
+  std::unordered_set<int32_t> pages;
+  for (const Kept& k : kept_) pages.insert(k.sequence.pages().begin(), k.sequence.pages().end());
+  n_pages_ = std::ssize(pages);
 }
 
 }  // namespace hearth::serve

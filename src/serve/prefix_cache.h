@@ -22,13 +22,17 @@ class PrefixCache {
   // Gives back the pages of the beginning that was used least recently; false: nothing is kept.
   bool drop_oldest();
   int64_t size() const { return static_cast<int64_t>(kept_.size()); }
+  int64_t n_pages() const { return n_pages_; }  // that they hold, each counted once
 
  private:
+  void count_pages();
+
   struct Kept {
     std::vector<int32_t> ids;
     engine::Sequence sequence;
   };
   std::list<Kept> kept_;  // the most recently used first
+  int64_t n_pages_ = 0;
 };
 
 }  // namespace hearth::serve

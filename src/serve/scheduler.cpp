@@ -146,10 +146,7 @@ void Scheduler::run_until_stopped() {
     }
     drop_cancelled();
     admit();
-    const bool decodes =
-        std::any_of(running_.begin(), running_.end(), [](const auto& r) { return !r->reads_prompt(); });
-    if (decodes) decode();
-    read_prompt();
+    for (const Pass& pass : passes()) run_pass(pass);
     remove_ended();
     publish();
   }
@@ -195,79 +192,99 @@ void Scheduler::admit() {
   }
 }
 
-// A pass, with room made for it by giving up kept prompts. Running texts always fit: each holds at most n_ctx positions.
-void Scheduler::evaluate(engine::Batch& batch, int64_t new_pages) {
-  while (engine_.pages().n_free() < new_pages && prefixes_.drop_oldest()) {
-  }
-  engine_.eval(batch);
+// What a text evaluates next: its last token, or its prompt up to the next page's beginning.
+std::span<const int32_t> Scheduler::next_of(const Running& r) const {
+  if (!r.reads_prompt()) return {&r.next, 1};
+  const std::span<const int32_t> prompt = r.job->task().prompt;
+  const int64_t n_past = r.sequence.n_past(), page_end = (n_past / kPagePositions + 1) * kPagePositions;
+  const int64_t end = std::min({page_end, std::ssize(prompt), n_past + engine_.n_batch()});
+  return prompt.subspan(static_cast<size_t>(n_past), static_cast<size_t>(end - n_past));
 }
 
-// One token of every text that runs, in passes of at most kFewTokens.
-void Scheduler::decode() {
-  std::vector<Running*> ready;
+// The passes of a step: all texts' tokens, at most kFewTokens a pass; beginnings and ends of prompts that are as short in the last
+// of them and in one more; and one page of one prompt, or of several that may share a pass.
+std::vector<Scheduler::Pass> Scheduler::passes() const {
+  std::vector<Pass> all;
+  int64_t n_rows = 0;  // of the last one
+  const auto add = [&](Running* r, int64_t n) {
+    if (all.empty() || n_rows + n > kFewTokens) all.emplace_back(), n_rows = 0;
+    all.back().push_back(r);
+    n_rows += n;
+  };
   for (const auto& r : running_) {
-    if (!r->ended && !r->reads_prompt()) ready.push_back(r.get());
+    if (!r->reads_prompt()) add(r.get(), 1);
   }
-  const auto begin = Clock::now();
-  for (size_t first = 0; first < ready.size(); first += kFewTokens) {
-    const auto group = std::span(ready).subspan(first, std::min<size_t>(kFewTokens, ready.size() - first));
-    try {
-      engine::Batch batch;
-      int64_t new_pages = 0;
-      for (Running* r : group) {
-        batch.add(r->sequence, {&r->next, 1});
-        new_pages += r->sequence.n_past() % kPagePositions == 0 ? 1 : 0;
-      }
-      evaluate(batch, new_pages);
-      for (size_t row = 0; row < group.size(); ++row) {
-        Running& r = *group[row];
-        try {
-          take(r, draw(r, static_cast<int64_t>(row)));
-        } catch (const Error& e) {  // no usable logits
-          end(r, Finish::failed, e.what());
-        }
-      }
-    } catch (const Error& e) {
-      for (Running* r : group) end(*r, Finish::failed, e.what());
+  const size_t n_decoding = all.size();
+  Pass pages;
+  int64_t n_page_rows = 0;
+  for (const auto& r : running_) {
+    if (!r->reads_prompt()) continue;
+    const int64_t n = std::ssize(next_of(*r));
+    if (n <= kFewTokens) {
+      if (all.size() <= n_decoding || n_rows + n <= kFewTokens) add(r.get(), n);
+    } else if (pages.empty() || (options_.join_prompts && n_page_rows + n <= std::min(kPagePositions, engine_.n_batch()))) {
+      pages.push_back(r.get());
+      n_page_rows += n;
     }
   }
-  totals_.decode_seconds += seconds(Clock::now() - begin);
-  ++totals_.n_steps;
+  if (!pages.empty()) all.push_back(std::move(pages));
+  return all;
 }
 
-// One piece of the oldest prompt that is not read yet, to the next page's beginning.
-void Scheduler::read_prompt() {
-  const auto found =
-      std::find_if(running_.begin(), running_.end(), [](const auto& r) { return !r->ended && r->reads_prompt(); });
-  if (found == running_.end()) return;
-  Running& r = **found;
-  const std::span<const int32_t> prompt = r.job->task().prompt;
-  const int64_t n_past = r.sequence.n_past(), n = std::ssize(prompt);
-  const int64_t page_end = (n_past / kPagePositions + 1) * kPagePositions;
-  const int64_t count = std::min({page_end, n, n_past + engine_.n_batch()}) - n_past;
-  const bool last = n_past + count == n;
+// Evaluates a pass, with room made for it by giving up kept prompts. Running texts always fit: each holds at most n_ctx positions.
+void Scheduler::run_pass(const Pass& pass) {
   const auto begin = Clock::now();
+  std::vector<bool> reading;
   try {
     engine::Batch batch;
-    batch.add(r.sequence, prompt.subspan(static_cast<size_t>(n_past), static_cast<size_t>(count)),
-              last ? engine::Logits::last : engine::Logits::none);
-    evaluate(batch, n_past % kPagePositions == 0 ? 1 : 0);
-    totals_.n_prompt += count;
-    if (n_past + count == page_end) prefixes_.keep(prompt, r.sequence);
-    if (last && r.job->task().n_predict == 0) {
-      end(r, Finish::length);
-    } else if (last) {
-      const int32_t id = draw(r, count - 1);
-      r.first_token = Clock::now();
-      r.facts.prompt_seconds += seconds(r.first_token - begin);
-      totals_.prompt_seconds += seconds(r.first_token - begin);
-      return take(r, id);
+    int64_t new_pages = 0;
+    for (Running* r : pass) {
+      const std::span<const int32_t> ids = next_of(*r);
+      const bool ends = !r->reads_prompt() || r->sequence.n_past() + std::ssize(ids) == r->facts.n_prompt;
+      reading.push_back(r->reads_prompt());
+      new_pages += r->sequence.n_past() % kPagePositions == 0 ? 1 : 0;
+      batch.add(r->sequence, ids, ends ? engine::Logits::last : engine::Logits::none);
+    }
+    while (engine_.pages().n_free() < new_pages && prefixes_.drop_oldest()) {
+    }
+    engine_.eval(batch);
+    ++totals_.n_passes;
+    for (size_t i = 0; i < pass.size(); ++i) {
+      const engine::Batch::Part& part = batch.parts()[i];
+      if (reading[i]) {
+        has_read(*pass[i], part.n_rows, part.first_row + part.n_rows - 1);
+      } else {
+        draw_and_take(*pass[i], part.first_row);
+      }
     }
   } catch (const Error& e) {
+    for (Running* r : pass) end(*r, Finish::failed, e.what());
+  }
+  const double took = seconds(Clock::now() - begin);
+  const bool reads = std::find(reading.begin(), reading.end(), true) != reading.end();
+  for (size_t i = 0; i < reading.size(); ++i) {
+    if (reading[i]) pass[i]->facts.prompt_seconds += took;
+  }
+  (reads ? totals_.prompt_seconds : totals_.decode_seconds) += took;
+}
+
+// `n` tokens of a prompt were evaluated, the last one as `row`.
+void Scheduler::has_read(Running& r, int64_t n, int64_t row) {
+  const Task& task = r.job->task();
+  totals_.n_prompt += n;
+  if (r.sequence.n_past() % kPagePositions == 0) prefixes_.keep(task.prompt, r.sequence);
+  if (r.reads_prompt()) return;
+  if (task.n_predict == 0) return end(r, Finish::length);
+  r.first_token = Clock::now();
+  draw_and_take(r, row);
+}
+
+void Scheduler::draw_and_take(Running& r, int64_t row) {
+  try {
+    take(r, draw(r, row));
+  } catch (const Error& e) {  // no usable logits
     end(r, Finish::failed, e.what());
   }
-  r.facts.prompt_seconds += seconds(Clock::now() - begin);
-  totals_.prompt_seconds += seconds(Clock::now() - begin);
 }
 
 int32_t Scheduler::draw(Running& r, int64_t row) {
@@ -350,7 +367,7 @@ void Scheduler::publish() {
   }
   totals_.n_parallel = options_.n_parallel;
   totals_.pages = engine_.pages().n_pages(), totals_.pages_free = engine_.pages().n_free();
-  totals_.kept_prompts = prefixes_.size();
+  totals_.kept_prompts = prefixes_.size(), totals_.pages_kept = prefixes_.n_pages();
   const std::lock_guard lock(mutex_);
   totals_.n_waiting = std::ssize(waiting_);
   stats_ = totals_;

@@ -1,8 +1,9 @@
 #pragma once
 // Many texts on one engine: they join and leave between steps. A step is one token of every text that runs, at most 8 of them a
-// pass, and then one page of one prompt; so a text that runs waits for at most one page of somebody's prompt. A text's tokens
-// are the same alone and among others: passes of up to 8 tokens change no other's bits (docs/architecture.md), and a prompt is
-// evaluated alone, in pieces that end at page boundaries.
+// pass; a pass for short ends of prompts, as far as those passes have no room for them; and then one page of prompts. So a text
+// that runs waits for at most one page of somebody's prompt. A text's tokens are the same alone and among others: passes of up to 8
+// tokens change no other's bits (docs/architecture.md), and longer pieces of prompts, which end at page boundaries, are evaluated
+// alone, or where the device computes each token for itself.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -31,6 +32,9 @@ class Busy : public Error {
 struct SchedulerOptions {
   int64_t n_parallel = 4;  // texts that run at once; the engine has pages for as many sequences
   int64_t n_queue = 64;    // that wait besides
+  // Prompts may share a pass of more than kFewTokens tokens, because the device computes each token of it without regard to the
+  // others: an undivided model without experts on the CPU.
+  bool join_prompts = false;
 };
 
 // What is seen from outside, as of the last step.
@@ -41,8 +45,8 @@ struct SlotStats {
 struct SchedulerStats {
   std::vector<SlotStats> running;
   int64_t n_waiting = 0, n_parallel = 0;
-  int64_t pages = 0, pages_free = 0, kept_prompts = 0;
-  int64_t n_prompt = 0, n_cached = 0, n_generated = 0, n_done = 0, n_steps = 0;  // since the start
+  int64_t pages = 0, pages_free = 0, pages_kept = 0, kept_prompts = 0;
+  int64_t n_prompt = 0, n_cached = 0, n_generated = 0, n_done = 0, n_passes = 0;  // since the start
   double prompt_seconds = 0, decode_seconds = 0;
   double tokens_per_second = 0;                             // of the last second or so in which there were texts
   double density = 0, hit_share = 0;                        // NaN: not known
@@ -76,9 +80,12 @@ class Scheduler {
   void run_until_stopped();
   void admit();
   void drop_cancelled();
-  void decode();
-  void read_prompt();
-  void evaluate(engine::Batch& batch, int64_t new_pages);
+  using Pass = std::vector<Running*>;
+  std::span<const int32_t> next_of(const Running& r) const;
+  std::vector<Pass> passes() const;
+  void run_pass(const Pass& pass);
+  void has_read(Running& r, int64_t n, int64_t row);
+  void draw_and_take(Running& r, int64_t row);
   int32_t draw(Running& r, int64_t row);
   void take(Running& r, int32_t id);
   void send(Running& r, std::string text, int32_t id);

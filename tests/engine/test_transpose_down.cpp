@@ -32,10 +32,10 @@ TEST(TransposeDown, IsTheTypesOwnEncodingOfTheTransposedValues) {
       t.to_float(row, values.data() + r * cols, cols);
     }
     const Matrix m{type, rows, cols, data.data()};
-    ASSERT_TRUE(model::can_transpose(m));
-    HostBuffer storage(model::transposed_bytes(m));
+    ASSERT_TRUE(model::can_transpose(m, type));
+    HostBuffer storage(model::transposed_bytes(m, type));
     model::RequantizationError error;
-    const Matrix got = model::transpose(m, storage, error);
+    const Matrix got = model::transpose(m, type, storage, error);
     ASSERT_EQ(got.rows, cols);
     ASSERT_EQ(got.cols, rows);
     ASSERT_EQ(got.type, type);
@@ -62,8 +62,9 @@ TEST(TransposeDown, IsTheTypesOwnEncodingOfTheTransposedValues) {
 }
 
 TEST(TransposeDown, NeedsWholeBlocks) {
-  EXPECT_FALSE(model::can_transpose({DType::q4_k, 384, 256, nullptr}));
-  EXPECT_TRUE(model::can_transpose({DType::q4_0, 96, 256, nullptr}));
+  EXPECT_FALSE(model::can_transpose({DType::q4_k, 384, 256, nullptr}, DType::q4_k));
+  EXPECT_TRUE(model::can_transpose({DType::q4_k, 384, 256, nullptr}, DType::q8_0));
+  EXPECT_TRUE(model::can_transpose({DType::q4_0, 96, 256, nullptr}, DType::q4_0));
 }
 
 class ForeignFile : public testing::Test {
@@ -79,7 +80,7 @@ TEST_F(ForeignFile, IsRefusedWithAHintAndRunsSparselyWhenAsked) {
   EXPECT_NE(reason->find("--transpose-down"), std::string::npos) << *reason;
   EXPECT_TRUE(plain.why_not_by_neuron(1).has_value());
 
-  auto transposed = model::Model::load(path, {.activation = {}, .transpose_down = true});
+  auto transposed = model::Model::load(path, {.activation = {}, .transpose_down = {.wanted = true}});
   EXPECT_FALSE(transposed.why_not_by_neuron(0).has_value());
   ASSERT_FALSE(transposed.prepare_sparse().has_value());
   const double error = transposed.requantization_error().relative();
@@ -106,10 +107,55 @@ TEST_F(ForeignFile, IsRefusedWithAHintAndRunsSparselyWhenAsked) {
   EXPECT_GT(difference, 0);
 }
 
+// A better type loses less; what was made once is taken from the file beside the model, bit for bit, and made anew
+// where the file is another model's or of another type.
+TEST_F(ForeignFile, TakesATypeAndIsKeptBesideTheModel) {
+  const auto path = test::write_tiny_model(dir_ / "m.gguf", {.type = DType::q4_k, .n_embd = 256, .n_ff = 512});
+  const auto kept = model::transposed_path(path);
+  EXPECT_EQ(kept, dir_ / "m.down_t.gguf");
+  const auto load = [](const std::filesystem::path& file, std::optional<DType> type, bool cached) {
+    auto m = model::Model::load(file, {.activation = {}, .transpose_down = {true, type, cached}});
+    EXPECT_FALSE(m.prepare_sparse().has_value());
+    return m;
+  };
+  const auto same = [](const model::Model& a, const model::Model& b) {
+    for (size_t l = 0; l < a.weights().layers.size(); ++l) {
+      const Matrix &x = a.weights().layers[l].ffn.down_t, &y = b.weights().layers[l].ffn.down_t;
+      if (x.type != y.type || x.rows != y.rows || std::memcmp(x.data, y.data, x.bytes()) != 0) return false;
+    }
+    return true;
+  };
+  const auto own = load(path, {}, false), better = load(path, DType::q8_0, false);
+  EXPECT_FALSE(std::filesystem::exists(kept));
+  EXPECT_EQ(better.weights().layers[0].ffn.down_t.type, DType::q8_0);
+  EXPECT_LT(better.requantization_error().relative(), 0.2 * own.requantization_error().relative());
+
+  for (const std::optional<DType> type : {std::optional<DType>(), std::optional(DType::q8_0), std::optional<DType>()}) {
+    const model::Model& expected = type ? better : own;
+    const auto made = load(path, type, true);
+    ASSERT_TRUE(std::filesystem::exists(kept));
+    EXPECT_TRUE(made.owns(made.weights().layers[0].ffn.down_t)) << "quantised again";
+    const auto mapped = load(path, type, true);
+    EXPECT_FALSE(mapped.owns(mapped.weights().layers[0].ffn.down_t)) << "mapped";
+    EXPECT_TRUE(same(expected, made) && same(expected, mapped));
+    EXPECT_EQ(mapped.requantization_error().relative(), expected.requantization_error().relative());
+  }
+  const auto other =
+      test::write_tiny_model(dir_ / "other.gguf", {.type = DType::q4_k, .n_embd = 256, .n_ff = 512, .seed = 9});
+  std::filesystem::copy(kept, model::transposed_path(other));
+  const auto made = load(other, {}, true);
+  EXPECT_TRUE(made.owns(made.weights().layers[0].ffn.down_t)) << "the file was another model's";
+
+  std::filesystem::resize_file(kept, std::filesystem::file_size(kept) - 40);
+  auto broken = model::Model::load(path, {.activation = {}, .transpose_down = {true, {}, true}});
+  const std::string message = test::message_of([&] { (void)broken.prepare_sparse(); });
+  EXPECT_NE(message.find("m.down_t.gguf"), std::string::npos) << message;
+}
+
 TEST_F(ForeignFile, OfRowsThatNoBlockDividesSaysSo) {
   const auto path =
       test::write_tiny_model(dir_ / "m.gguf", {.type = DType::f16, .down_type = DType::q4_k, .n_ff = 256});
-  auto m = model::Model::load(path, {.activation = {}, .transpose_down = true});
+  auto m = model::Model::load(path, {.activation = {}, .transpose_down = {.wanted = true}});
   const auto reason = m.prepare_sparse();
   ASSERT_TRUE(reason.has_value());
   EXPECT_NE(reason->find("256"), std::string::npos) << *reason;

@@ -10,6 +10,8 @@
 #include "cpu/cpu.h"
 #include "engine/engine.h"
 #include "model/model.h"
+#include "offline/plan/explain.h"
+#include "offline/plan/explain_experts.h"
 #include "offline/synth.h"
 #include "offline/synth_vocab.h"
 #include "plan_cases.h"
@@ -159,6 +161,69 @@ TEST(PlanMixture, PlacesWholeExpertsWithinTheBudget) {
   EXPECT_GT(hot, 0);
   EXPECT_LE(plan.gpu.total(), request.vram_budget);
   EXPECT_NEAR(plan.hit_rate, static_cast<double>(hot) / 256, 1e-9);
+}
+
+// The k-th most frequent expert is chosen in proportion to 1 / (k + 4), 8 for each token.
+Frequencies skewed(const ModelShape& shape) {
+  Frequencies f{{}, true, "made"};
+  for (const LayerShape& l : shape.layers) {
+    std::vector<double>& p = f.p.emplace_back();
+    double sum = 0;
+    for (int64_t e = 0; e < l.n_ff; ++e) p.push_back(1.0 / static_cast<double>(e + 4)), sum += p.back();
+    for (double& x : p) x *= l.n_used / sum;
+  }
+  return f;
+}
+
+TEST(PlanMixture, SaysFromWhichHitRateOnExpertsPay) {
+  const ModelShape shape = mixture_shape();
+  for (const double kernel_seconds : {1.3e-6, 40e-6, 1.0}) {
+    SCOPED_TRACE(kernel_seconds);
+    PlanRequest request;
+    request.cost.kernel_seconds = kernel_seconds;
+    const Planner planner(shape, skewed(shape), request);
+    double least = 2;
+    for (uint64_t mib = 1024; mib < 3400; mib += 100) {
+      const Plan plan = planner.plan(mib << 20);
+      if (!plan.placement.uses_gpu()) continue;
+      for (size_t l = 0; l < plan.layers.size(); ++l) {
+        const LayerReport& r = plan.layers[l];
+        const std::optional<double> pays = planner.break_even(l, r.choice);
+        const double hit = r.hot_activations / r.activations;
+        EXPECT_TRUE(r.choice.hot == 0 || hit >= pays.value_or(2)) << hit;
+        least = std::min(least, pays.value_or(2));
+      }
+    }
+    const bool first_pays = least < 0.1, some_pay = least > 0.1 && least < 1;
+    EXPECT_TRUE(kernel_seconds > 0.1 ? least == 2 : kernel_seconds > 1e-5 ? some_pay : first_pays) << least;
+  }
+}
+
+TEST(PlanMixture, SaysUpToWhichBudgetMemoryPays) {
+  const ModelShape shape = mixture_shape();
+  PlanRequest request;
+  request.host_memory = uint64_t{1} << 30;  // small budgets leave more than that to the host
+  const Planner planner(shape, skewed(shape), request);
+  const uint64_t budget = worthwhile_budget(planner), gib = uint64_t{1} << 30;
+  EXPECT_GT(budget, planner.smallest_budget());
+  EXPECT_LE(budget, planner.largest_useful_budget());
+  request.host_memory = 0;
+  const Planner any(shape, skewed(shape), request);
+  EXPECT_EQ(worthwhile_budget(any), budget);
+  EXPECT_LT(any.plan(budget + gib).tokens_per_second(), (1 + kWorthPerGib) * any.plan(budget).tokens_per_second());
+
+  const Plan plan = any.plan(budget);
+  const Explanation e = explain(any, plan);
+  const std::string table = plan_table(any, plan, e);
+  for (const char* said : {"break-even", "on GPU", "more GPU memory pays up to"}) {
+    EXPECT_NE(table.find(said), std::string::npos) << said << "\n" << table;
+  }
+  const nlohmann::json j = plan_json(any, plan, e);
+  EXPECT_EQ(j.at("worthwhile_budget"), budget);
+  const nlohmann::json& layer = j.at("layers").at(0).at("experts");
+  EXPECT_EQ(layer.at("experts"), 64);
+  EXPECT_EQ(layer.at("experts_on_gpu"), plan.placement.layers[0].gpu_experts.size());
+  EXPECT_GE(layer.at("hit_rate").get<double>(), layer.at("break_even_hit_rate").get<double>());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "model/model.h"
 #include "offline/report/svg.h"
 #include "support/paths.h"
+#include "support/tiny_mixture.h"
 #include "support/tiny_model.h"
 
 namespace hearth::offline {
@@ -75,6 +76,32 @@ TEST_F(Report, IsSelfContainedAndEscapesNames) {
   for (const char* said : {"prefers-color-scheme", "width=device-width", "How often neurons fire", "other text"}) {
     EXPECT_NE(html.find(said), std::string::npos) << said;
   }
+}
+
+TEST_F(Report, DrawsExpertsOfMixtures) {
+  model_ = model::Model::load(test::write_tiny_mixture(dir_ / "mixture.gguf", {.n_dense_layers = 1}));
+  model::Sidecar s = model::Sidecar::empty_for(model_->file(), model_->config());
+  s.statistics.source = "test", s.statistics.tokens = 100;
+  s.statistics.layers[0].active[0] = 40;
+  for (size_t l = 1; l < 3; ++l) {
+    s.statistics.layers[l].active = {0, 20, 0, 80, 100, 0};
+    s.statistics.layers[l].previous = {50, 100};
+  }
+  const std::string html = page(s);
+  expect_balanced(html);
+  for (const char* said : {"How often neurons fire", "How often experts are chosen", "A token uses 2 of 6",
+                           "50 % of a token", "hottest neurons and experts"}) {
+    EXPECT_NE(html.find(said), std::string::npos) << said;
+  }
+  // The first mixture's row: the most often chosen expert, then the others by falling frequency.
+  const size_t map = html.find("How often experts are chosen");
+  std::vector<std::string> opacities;
+  for (size_t at = map; opacities.size() < 6;) {
+    at = html.find("opacity=\"", at) + 9;
+    opacities.push_back(html.substr(at, 5));
+  }
+  EXPECT_EQ(opacities, (std::vector<std::string>{"1.000", "0.800", "0.200", "0.000", "0.000", "0.000"}));
+  EXPECT_NE(html.find(">1</text>", map), std::string::npos);  // rows are named by their layers
 }
 
 TEST_F(Report, RefusesARecordThatIsNone) {

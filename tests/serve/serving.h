@@ -28,7 +28,7 @@ class Serving {
         device_(cpu::make_device(team_)),
         engine_(make_engine(options, division)),
         tokenizer_(text::Tokenizer::load(model_.file())),
-        scheduler_(*engine_, *tokenizer_, options),
+        scheduler_(*engine_, *tokenizer_, joining(options, division == nullptr)),
         thread_([this] { scheduler_.run(); }) {}
   ~Serving() {
     scheduler_.stop(0ms);
@@ -59,6 +59,10 @@ class Serving {
   }
 
  private:
+  static serve::SchedulerOptions joining(serve::SchedulerOptions options, bool undivided) {
+    options.join_prompts = undivided;  // the demo's matrices are quantised
+    return options;
+  }
   std::unique_ptr<engine::Engine> make_engine(const serve::SchedulerOptions& options, const Division* division) {
     const engine::EngineOptions o{.n_ctx = 512, .n_sequences = options.n_parallel};
     if (division == nullptr) return std::make_unique<engine::Engine>(model_, *device_, o);

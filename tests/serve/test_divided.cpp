@@ -59,7 +59,7 @@ TEST(DividedServing, ATextIsTheSameAloneAndAmongOthersOfWhichSomeGoAway) {
   }
   ASSERT_TRUE(s.settles());
   const serve::SchedulerStats stats = s.scheduler().stats();
-  EXPECT_EQ(stats.pages - stats.pages_free, stats.kept_prompts) << "one page of each kept beginning";
+  EXPECT_EQ(stats.pages - stats.pages_free, stats.pages_kept) << "pages of kept beginnings alone";
   EXPECT_EQ(stats.kept_prompts, 2);
 }
 

@@ -68,6 +68,14 @@ TEST(Scheduler, KeptBeginningsAreUsedAndChangeNothing) {
   EXPECT_EQ(last.ids, fresh.ids);
 }
 
+TEST(Scheduler, PromptsThatComeTogetherAreReadTogether) {
+  Serving s({.n_parallel = 8});
+  std::vector<std::shared_ptr<serve::Job>> jobs;
+  for (uint32_t i = 0; i < 8; ++i) jobs.push_back(s.scheduler().submit(task(s.prompt(10 + i % 4, i), 60, i)));
+  for (const auto& job : jobs) EXPECT_EQ(collect(*job).ids.size(), 60u);
+  EXPECT_LE(s.scheduler().stats().n_passes, 59 + 2 + 4) << "the first alone, the others in one pass, or nearly so";
+}
+
 TEST(Scheduler, CancelledTextsGiveTheirPagesBack) {
   Serving s({.n_parallel = 4});
   std::vector<std::shared_ptr<serve::Job>> jobs;

@@ -1,0 +1,24 @@
+#pragma once
+// What a plan says of mixtures of experts: by layer, the experts on the GPU, their hit rate, and from which hit rate on
+// they pay.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "offline/plan/planner.h"
+
+namespace hearth::offline {
+
+bool has_experts(const Planner& planner);
+
+// A table of the layers that are mixtures; those that are alike share a line.
+std::string expert_rows(const Planner& planner, const Plan& plan);
+// In a sentence: how many are on the GPU, and what they make.
+std::string why_experts(const Planner& planner, const Plan& plan);
+nlohmann::json experts_json(const Planner& planner, const Plan& plan, size_t layer);
+
+// The budget in bytes from which on one more GiB brings less than kWorthPerGib of tokens/s: of budgets in steps of a
+// GiB, or of 1/kMostBudgets of all that is useful.
+uint64_t worthwhile_budget(const Planner& planner);
+
+}  // namespace hearth::offline
