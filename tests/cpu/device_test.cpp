@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <map>
 #include <numeric>
 #include <random>
 
+#include "cpu/check_case.h"
 #include "cpu/cpu.h"
 #include "cpu/device_case.h"
 #include "cpu/device_case_error.h"
@@ -16,82 +16,6 @@
 
 namespace hearth::test {
 namespace {
-
-using Results = std::vector<std::pair<std::string, std::vector<double>>>;
-
-Results run_case(const Case& c, Device& device) {
-  device.reserve(c.limits);
-  Bound bound(device);
-  const auto run = c.bind(bound);
-  bound.reset();
-  run();
-  return bound.read();
-}
-
-bool same_bits(double a, double b) {
-  return a == b || (std::isnan(a) && std::isnan(b));
-}
-
-// Elements that an operation leaves alone (NaN in both, behind a stride) agree; all others within the tolerance.
-void compare(const Case& c, const Results& expected, const Results& got, const std::string& device) {
-  ASSERT_EQ(expected.size(), got.size());
-  ASSERT_EQ(expected.size(), c.tolerance.size());
-  for (size_t o = 0; o < expected.size(); ++o) {
-    const auto& [name, want] = expected[o];
-    const std::vector<double>& have = got[o].second;
-    ASSERT_EQ(want.size(), have.size());
-    ASSERT_EQ(want.size(), c.tolerance[o].size());
-    double squares = 0, largest_tolerance = 0, worst = 0;
-    size_t n = 0, worst_at = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      ASSERT_EQ(std::isnan(want[i]), std::isnan(have[i]))
-          << c.name << " on " << device << ": " << name << "[" << i << "]";
-      if (std::isnan(want[i])) continue;
-      ASSERT_TRUE(std::isfinite(want[i]) && std::isfinite(have[i])) << c.name << ": " << name << "[" << i << "]";
-      squares += want[i] * want[i];
-      ++n;
-      largest_tolerance = std::max(largest_tolerance, c.tolerance[o][i]);
-      const double excess = std::fabs(want[i] - have[i]) - c.tolerance[o][i];
-      if (excess > worst) {
-        worst = excess;
-        worst_at = i;
-      }
-    }
-    EXPECT_LE(worst, 0.0) << c.name << " on " << device << ": " << name << "[" << worst_at << "] is " << have[worst_at]
-                          << ", expected " << want[worst_at] << " within " << c.tolerance[o][worst_at];
-    if (largest_tolerance == 0) continue;  // exact, or empty
-    EXPECT_LE(largest_tolerance, c.vacuous * std::sqrt(squares / static_cast<double>(n)))
-        << c.name << ": the bound on " << name << " says nothing";
-  }
-}
-
-void check(const Case& c) {
-  SCOPED_TRACE(c.name);
-  const auto reference = cpu::make_reference_device();
-  const Results expected = run_case(c, *reference);
-  for (const cpu::Isa isa : cpu::available_isas()) {
-    Results one;
-    for (const int threads : {1, 2, 3, 5}) {
-      static std::map<int, std::unique_ptr<ThreadTeam>> teams;
-      auto& team = teams[threads];
-      if (!team) team = std::make_unique<ThreadTeam>(threads);
-      const auto device = cpu::make_device(*team, isa);
-      const Results got = run_case(c, *device);
-      if (threads == 1) {
-        compare(c, expected, got, device->name());
-        one = got;
-        continue;
-      }
-      for (size_t o = 0; o < one.size(); ++o) {
-        for (size_t i = 0; i < one[o].second.size(); ++i) {
-          ASSERT_TRUE(same_bits(one[o].second[i], got[o].second[i]))
-              << device->name() << ": " << one[o].first << "[" << i << "] is " << got[o].second[i]
-              << ", with one thread " << one[o].second[i];
-        }
-      }
-    }
-  }
-}
 
 constexpr int64_t kTokens[] = {1, 2, 3, 7, 8, 33};
 constexpr int64_t kManyTokens = 70;  // above every Kernels::dot_tokens, and not a multiple of a tile
@@ -301,18 +225,6 @@ TEST(Device, Norm) {
   }
 }
 
-TEST(Device, ProductsByHead) {
-  std::mt19937 rng(23);
-  for (const DTypeTraits& t : all_traits()) {
-    if (!t.computable()) continue;
-    for (const int64_t T : {1, 2, 8, 9, 33}) {
-      const int64_t cols = t.block_size == 1 ? 40 : t.block_size;
-      check(head_products_case(rng(), t.type, T, {.cols = cols}));
-      check(head_products_case(rng(), t.type, T, {.n_head = 2, .rows = 300, .cols = 2 * cols, .n_tail = 0}));
-    }
-  }
-}
-
 TEST(Device, Rope) {
   std::mt19937 rng(16);
   for (const int64_t T : kTokens) {
@@ -350,15 +262,6 @@ TEST(Device, Attention) {
     check(attention_case(rng(), {.runs = {{T, 70}}, .n_head = 5, .n_head_kv = 5, .head_dim = 80, .window = 33}));
     check(attention_case(rng(), {.runs = {{T, 900}}, .n_head = 8, .n_head_kv = 1, .head_dim = 128}));
     check(attention_case(rng(), {.runs = {{T, 600}}, .n_head = 2, .n_head_kv = 2, .head_dim = 7, .window = 550}));
-  }
-  // Latents: all heads share one key, whose end is the value. More heads than a thread takes at once.
-  for (const int64_t T : {1, 2, 8, 9, 33, 130}) {
-    for (const int64_t first : {0, 300}) {
-      const AttentionShape s{.runs = {{T, first}}, .n_head = 19, .n_head_kv = 1, .head_dim = 52};
-      AttentionShape latent = s;
-      latent.rope = RopeKind::interleaved, latent.n_rot = 12, latent.latent = true;
-      check(attention_case(rng(), latent));
-    }
   }
   // Several ones; tokens on both sides of a page's end.
   check_runs({{1, 0}, {1, 127}, {1, 128}, {1, 255}, {1, 256}, {1, 700}, {1, 5}, {1, 1}});

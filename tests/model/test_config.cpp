@@ -49,7 +49,10 @@ constexpr bool T = true, F = false;
 
 TEST(Config, EveryArchitectureReads) {
   for (const Architecture& a : architectures()) {
-    const Config c = config_of(std::string(a.name));
+    const Keys latent = {{"attention.kv_lora_rank", uint32_t{24}},
+                         {"attention.value_length", uint32_t{16}},
+                         {"rope.dimension_count", uint32_t{8}}};
+    const Config c = config_of(std::string(a.name), a.latent_attention ? latent : Keys{});
     EXPECT_EQ(c.layers.size(), 6u) << a.name;
     EXPECT_EQ(find_architecture(a.name), &a);
   }
@@ -95,6 +98,11 @@ TEST(Config, RopeByLayer) {
   EXPECT_EQ(rotated(config_of("smollm3")), (std::vector<bool>{T, T, T, F, T, T}));
   EXPECT_EQ(rotated(config_of("smollm3", {{"hearth.rope.layers", flags({F, T, T, T, T, F})}})),
             (std::vector<bool>{F, T, T, T, T, F}));
+  // Where others have windows, layers that see everything are not rotated.
+  const Config windows = config_of("smallthinker", {{"attention.sliding_window", uint32_t{16}}});
+  EXPECT_EQ(rotated(windows), (std::vector<bool>{F, T, T, T, F, T}));
+  EXPECT_EQ(windowed(windows), rotated(windows));
+  EXPECT_EQ(rotated(config_of("smallthinker")), std::vector<bool>(6, T));
 }
 
 TEST(Config, ScalesAndCaps) {

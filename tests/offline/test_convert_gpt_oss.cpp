@@ -3,57 +3,24 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
-#include <map>
 #include <random>
 
 #include "core/dtype.h"
 #include "gguf/gguf.h"
-#include "hf_reference.h"
-#include "offline/convert/convert.h"
+#include "hf_checkpoint.h"
 #include "support/errors.h"
 #include "support/paths.h"
-#include "support/random.h"
 
 namespace hearth {
 namespace {
 
 using nlohmann::json;
-namespace fs = std::filesystem;
+using test::bytes_of, test::f32;
+using Tensor = test::HfTensor;
 
 constexpr int64_t kEmbd = 64, kFf = 32, kExperts = 3, kVocab = 300, kHeads = 2, kHeadDim = 32;
-
-struct Tensor {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-using Tensors = std::map<std::string, Tensor>;
-
-std::string bytes_of(const void* data, size_t n) {
-  return {static_cast<const char*>(data), n};
-}
-Tensor f32(std::vector<int64_t> shape, const std::vector<float>& values) {
-  return {"F32", std::move(shape), bytes_of(values.data(), values.size() * sizeof(float))};
-}
-size_t count(const std::vector<int64_t>& shape) {
-  size_t n = 1;
-  for (const int64_t d : shape) n *= static_cast<size_t>(d);
-  return n;
-}
-
-void write_safetensors(const fs::path& path, const Tensors& tensors) {
-  json header;
-  std::string data;
-  for (const auto& [name, t] : tensors) {
-    header[name] = {
-        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
-    data += t.bytes;
-  }
-  const std::string text = header.dump();
-  const uint64_t n = text.size();
-  test::spill(path, bytes_of(&n, sizeof n) + text + data);
-}
 
 // The matrices [rows][cols] of all experts, in MXFP4 as the OCP standard has it (element 2 i is the low nibble of byte i
 // of its block) and as the numbers that they are.
@@ -95,8 +62,7 @@ class GptOss : public testing::Test {
  protected:
   GptOss() {
     const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
-      const auto values = test::random_normal(rng_, count(shape), 0.1f, 0.5f);
-      tensors_[name] = f32(std::move(shape), values);
+      tensors_[name] = test::random_f32(rng_, std::move(shape));
     };
     add("model.embed_tokens.weight", {kVocab, kEmbd}), add("lm_head.weight", {kVocab, kEmbd});
     add("model.norm.weight", {kEmbd});
@@ -142,28 +108,11 @@ class GptOss : public testing::Test {
     config_["quantization_config"] = {{"quant_method", "mxfp4"}};
   }
   gguf::File convert(DType type) {
-    const fs::path hf = dir_ / "hf";
-    fs::create_directories(hf);
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
-      fs::copy_file(test::data_dir() / "zoo" / "qwen2-relu" / name, hf / name, fs::copy_options::overwrite_existing);
-    }
-    test::spill(hf / "config.json", config_.dump());
-    write_safetensors(hf / "model.safetensors", tensors_);
-    convert::Options options;
-    options.type = type, options.n_threads = 2;
-    options.on_notice = [&](std::string_view text) { notices_.emplace_back(text); };
-    convert::convert_checkpoint(hf, dir_ / "m.gguf", options);
-    return gguf::File::open(dir_ / "m.gguf");
+    return test::convert_tensors(dir_, config_, tensors_, type,
+                                 [&](std::string_view text) { notices_.emplace_back(text); });
   }
   static std::vector<float> floats(const gguf::File& file, const std::string& name) {
-    const gguf::TensorInfo* t = file.find_tensor("blk.0." + name);
-    if (t == nullptr) return {};
-    std::vector<float> all(static_cast<size_t>(t->rows() * t->cols()));
-    for (int64_t r = 0; r < t->rows(); ++r) {
-      const auto row = file.data(*t).subspan(static_cast<size_t>(r) * row_bytes(t->traits->type, t->cols()));
-      t->traits->to_float(row.data(), all.data() + r * t->cols(), t->cols());
-    }
-    return all;
+    return test::floats_of(file, "blk.0." + name);
   }
   // The experts of a file are the numbers of the checkpoint: gates in the even rows of gate_up, up in the odd ones.
   void expect_experts(const gguf::File& file) {
@@ -190,7 +139,7 @@ class GptOss : public testing::Test {
   const std::string kGateUp = "model.layers.0.mlp.experts.gate_up_proj", kDown = "model.layers.0.mlp.experts.down_proj";
   std::mt19937 rng_{7};
   Codes gate_up_{2 * kFf, kEmbd, rng_}, down_{kEmbd, kFf, rng_};
-  Tensors tensors_;
+  test::HfTensors tensors_;
   json config_;
   std::vector<std::string> notices_;
   test::TempDir dir_;
