@@ -213,7 +213,7 @@ class Server {
 
 std::string prompt_of(int number) {
   std::string text = fmt::format("Once upon a time, in the year {}, ", 1000 + number);
-  for (int i = 0; i < number % 6 * 12; ++i) text += "there was a dog who went on and on, ";
+  for (int i = 0; i < number % 6 * 7; ++i) text += "there was a dog who went on and on, ";
   return text;
 }
 
