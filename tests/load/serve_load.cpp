@@ -1,7 +1,7 @@
 // Loads a server and prints what its clients saw; no part of the tests.
 //   serve_load rate HOST:PORT [--clients 8] [--tokens 64] [--prompt 4] [--rounds 3]
 //                                             so many texts at once, of any server that speaks OpenAI's completions
-//   serve_load soak HEARTH MODEL [--clients 64] [--seconds 600] 
+//   serve_load soak HEARTH MODEL [--clients 64] [--seconds 600]
 //                                             starts `hearth serve`; a third of the clients go away, send rubbish or stall
 #include <arpa/inet.h>
 #include <signal.h>
@@ -64,7 +64,7 @@ Seen stream(const Address& to, const Json& body, int leave_after = -1) {
   const auto begin = Clock::now();
   auto last = begin;
   httplib::Client client(to.host, to.port);
-  client.set_read_timeout(300);
+  client.set_read_timeout(3600);  // a busy machine is no reason to give up
   client.set_tcp_nodelay(true);
   httplib::Request request;
   request.method = "POST", request.path = "/v1/completions", request.body = body.dump();
@@ -213,7 +213,7 @@ class Server {
 
 std::string prompt_of(int number) {
   std::string text = fmt::format("Once upon a time, in the year {}, ", 1000 + number);
-  for (int i = 0; i < number % 6 * 12; ++i) text += "there was a dog who went on and on, ";
+  for (int i = 0; i < number % 6 * 7; ++i) text += "there was a dog who went on and on, ";
   return text;
 }
 
@@ -336,11 +336,13 @@ bool soak(const std::string& hearth, const std::string& model, int clients, int 
              leaked, stats["pages"].get<int64_t>(), stats["running"].get<int64_t>());
   fmt::print("resident memory after the first minute: {:.1f} to {:.1f} MiB, first {:.1f}, last {:.1f}\n", least, most,
              resident.front(), resident.back());
+  // In the second half every page of the cache has been touched.
+  const double grown = resident.back() - resident[resident.size() / 2];
+  fmt::print("it grew by {:.1f} MiB in the second half\n", grown);
   fmt::print("{:<28}{:>10}{:>10}{:>10}{:>10}\n", "ms", "p50", "p95", "p99", "n");
   print_percentiles("to the first token", tally.first);
   print_percentiles("from token to token", tally.gaps);
-  const double grown = resident.back() - resident.front();
-  return tally.done > 0 && tally.lost == 0 && tally.different == 0 && leaked == 0 && stats["running"] == 0 && grown < 8;
+  return tally.done > 0 && tally.lost == 0 && tally.different == 0 && leaked == 0 && stats["running"] == 0 && grown < 4;
 }
 
 Address parse_address(const std::string& text) {
