@@ -185,7 +185,8 @@ TEST(Synth, TextIsTokenisedIntoItsWords) {
   for (const int32_t id : ids) {
     ASSERT_GE(id, kFirstWord);
     ASSERT_LT(id, 700);
-    text += (text.empty() ? "" : " ") + synth_word(id - kFirstWord);
+    if (!text.empty()) text += ' ';
+    text += synth_word(id - kFirstWord);
   }
   EXPECT_EQ(tokenizer->encode(text, {.add_special = false}), ids);
 }
