@@ -180,7 +180,7 @@ TEST_F(GpuCheck, TestsThatWereCutOffGoOnWhereTheyStopped) {
   const Outcome sanitized = check("--piece memcheck-operations --piece-minutes 0.07");
   EXPECT_EQ(sanitized.status, 0) << sanitized.out << sanitized.err;
   EXPECT_NE(about(sanitized, "memcheck-operations").find("passed"), std::string::npos) << sanitized.out;
-  EXPECT_EQ(count(calls(), "GpuSparse*:-:Suite.One\n"), 1u) << calls();
+  EXPECT_EQ(count(calls(), "GpuExperts*Route*:-:Suite.One\n"), 1u) << calls();
 }
 
 TEST_F(GpuCheck, WhatGetsNowhereFails) {
