@@ -52,13 +52,13 @@ HEARTH_SIMD void unpack_panel(const uint8_t* super, int n, UnpackedBlock<W>* out
   }
 }
 
-// What M tokens bring along for the blocks of a chunk, by group of columns.
+// Sums of M tokens over the blocks of a chunk, by group of columns.
 template <Formats W, int M>
 struct TokenSums {
   static constexpr int kGroups = kUnpackedGroups<W>;
   alignas(64) int32_t start[M][W::kOffset != 0 ? kGroups : 0][kUnpackedBlocks];  // -kOffset times the sum of q
   alignas(64) float total[M][W::kMin ? kGroups : 0][kUnpackedBlocks];            // d times -8 times the sum of q
-  // Of n blocks of token i, from block `at` on. What is read behind a row's last block is part of the row, too.
+  // Reads n blocks of token i, from block `at` on. Rows go on behind their last block, so that whole vectors can be read.
   HEARTH_SIMD_MEMBER void read(int i, const Q8Row& x, int64_t at, int n) {
     for (int b = 0; b < n; b += kW) {
       const __m512i all = _mm512_loadu_si512(x.total + at + b), half = _mm512_loadu_si512(x.half + at + b);

@@ -95,7 +95,7 @@ HEARTH_SIMD void prefetch_panel(const uint8_t* piece, int64_t bytes) {
   }
 }
 
-// What a pass over a panel of several tokens prefetches besides: `bytes` for each block, from `at` on.
+// A pass over a panel of several tokens prefetches this besides: `bytes` for each block, from `at` on.
 struct AlsoAhead {
   const uint8_t* at = nullptr;
   int64_t bytes = 0;

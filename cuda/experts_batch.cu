@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(ExpertRun run, int
 
 // --- products ---
 
-// Of a block: kTileRows rows of weights in two groups of 32, times the kTileTokens pairs of a tile, kTileDepth columns
-// at a time. A warp has 16 rows of each group and half of the pairs.
+// A block multiplies kTileRows rows of weights, in two groups of 32, by the kTileTokens pairs of a tile, kTileDepth
+// columns at a time. A warp has 16 rows of each group and half of the pairs.
 constexpr int kTileRows = 64, kTileDepth = 64, kWarps = 4, kThreads = kWarps * kWarp;
 constexpr int kStride = kTileDepth + 8;  // so that eight rows of fragments lie in different banks
 

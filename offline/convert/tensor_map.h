@@ -35,8 +35,8 @@ struct MappedTensor {
   bool vector = false;
   bool keep_f32 = false;  // positions, as in llama.cpp
   RowOrder order = RowOrder::as_is;
-  // Of matrices that are stacked in three dimensions, of experts or of heads: how many there are, each with
-  // rows / n_stacked rows of the result, and where they come from: a tensor each, in `each`; or all in `source`.
+  // The matrices that are stacked in three dimensions, of experts or of heads. Each has rows / n_stacked rows of the
+  // result. They come from a tensor each, in `each`, or all from `source`.
   int64_t n_stacked = 0;
   std::vector<const SafeTensor*> each;
   bool plus_one = false;                // the checkpoint has the values less one

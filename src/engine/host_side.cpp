@@ -73,6 +73,7 @@ class HostSide::Layer {
   void operator()(const Experts& step) {
     const Input in = step.reads == Reads::normed ? Input(b_.input) : f_.ffn_input(l_, step.reads, b_.x);
     f_.ffn_experts(l_, b_.choice, in, y_);
+    if (f_.T() > kFewTokens) return;  // the GPU waits, and nobody asks about prompts
     const std::vector<Expert>& own = f_.layer(l_).experts;
     const std::span<const int32_t> named(b_.choice.ids, static_cast<size_t>(f_.T() * b_.choice.n_named));
     s_.n_experts_[static_cast<size_t>(l_)] =

@@ -19,7 +19,7 @@ class HostSide {
   // Answers every hand-off of one pass. On an error the mailbox is abandoned, so that the main device does not wait for
   // ever, and the error goes on.
   void serve(const PassShape& shape, BatchKind kind);
-  // Of all tokens of the last pass: the experts of a layer that were named and that the CPU has.
+  // The experts of a layer that the tokens of the last pass over few tokens named, and that the CPU has.
   int64_t experts_computed(int64_t layer) const { return n_experts_[static_cast<size_t>(layer)]; }
 
  private:
