@@ -42,6 +42,7 @@ libedit-dev       header  histedit.h
 # What the tests need besides.
 test_requirements='
 libgtest-dev      header  gtest/gtest.h
+codespell         command codespell
 '
 
 has() {
