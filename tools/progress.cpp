@@ -1,8 +1,10 @@
 #include "tools/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "core/log.h"
@@ -27,6 +29,60 @@ void Progress::update(int64_t done, const std::string& note) {
   const std::string shown = terminal_ ? "\r\033[K" + line : line + "\n";
   std::fwrite(shown.data(), 1, shown.size(), stderr);
   line_open_ = terminal_;
+}
+
+namespace {
+
+void put(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+LiveLine::LiveLine(bool beside_text)
+    : terminal_(isatty(STDERR_FILENO) != 0 && log::level() != log::Level::quiet), next_(Clock::now()) {
+  winsize size{};
+  if (!terminal_ || ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return;
+  if (size.ws_col > 0) columns_ = size.ws_col;
+  if (!beside_text || isatty(STDOUT_FILENO) == 0) return;
+  if (size.ws_row < 3) {  // no room for both
+    terminal_ = false;
+    return;
+  }
+  rows_ = size.ws_row;
+  std::fflush(stdout);
+  // A free line below, then text scrolls above the last row only; setting that moves the cursor, which is put back.
+  put(fmt::format("\n\0337\033[1;{}r\0338\033[1A", rows_ - 1));
+}
+
+LiveLine::~LiveLine() {
+  clear();
+  if (rows_ > 0) put("\0337\033[r\0338");
+}
+
+void LiveLine::show(const std::string& text) {
+  if (!due()) return;
+  next_ = Clock::now() + std::chrono::milliseconds(200);
+  const std::string line = text.substr(0, static_cast<size_t>(columns_ - 1));
+  std::fflush(stdout);
+  put(rows_ > 0 ? fmt::format("\0337\033[{};1H\033[K{}\0338", rows_, line) : "\r\033[K" + line);
+  drawn_ = true;
+}
+
+void LiveLine::clear() {
+  if (!drawn_) return;
+  put(rows_ > 0 ? fmt::format("\0337\033[{};1H\033[K\0338", rows_) : std::string("\r\033[K"));
+  drawn_ = false;
+}
+
+std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits,
+                      double seconds) {
+  std::string text = fmt::format("{} of {} {}", done, total, unit);
+  if (rate > 0) text += fmt::format(", {:.1f} tokens/s", rate);
+  if (!std::isnan(hits)) text += fmt::format(", {:.1f} % hits", 100 * hits);
+  if (seconds >= 0) text += fmt::format(", {} left", human_duration(seconds));
+  return text;
 }
 
 }  // namespace hearth::tools

@@ -24,4 +24,31 @@ class Progress {
   Clock::time_point begin_, next_;
 };
 
+// One line on a terminal's stderr, redrawn and gone at the end; nothing where stderr is no terminal, and with --quiet.
+class LiveLine {
+ public:
+  // `beside_text`: stdout gets text meanwhile. Where that is a terminal too, the line stays at its bottom.
+  explicit LiveLine(bool beside_text);
+  ~LiveLine();
+  LiveLine(const LiveLine&) = delete;
+  LiveLine& operator=(const LiveLine&) = delete;
+
+  // Whether a call of show() would draw now: at most five times a second.
+  bool due() const { return terminal_ && Clock::now() >= next_; }
+  void show(const std::string& text);
+  void clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool terminal_;
+  int columns_ = 80, rows_ = 0;  // rows: of the terminal, while its last one is kept free of text; 0: none is
+  bool drawn_ = false;
+  Clock::time_point next_;
+};
+
+// "120 of 400 tokens, 38.2 tokens/s, 92.1 % hits, 7 s left"; seconds: left, below 0 = not known. rate: tokens/s, 0 = not known yet; hits: share of the active
+// neurons on the GPU, NaN = none is counted.
+std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits,
+                      double seconds);
+
 }  // namespace hearth::tools

@@ -14,7 +14,6 @@
 namespace hearth::engine {
 namespace {
 
-constexpr int64_t kDefaultContext = 4096;  // when the model allows more: a KV cache nobody asked for costs memory
 constexpr int64_t kSmallestRecordedContext = 256;
 constexpr std::chrono::milliseconds kGrace{5000};  // for a failed pass to end by itself
 
