@@ -43,6 +43,7 @@ libedit-dev       header  histedit.h
 # shellcheck disable=SC2034  # tools/test's
 test_requirements='
 libgtest-dev      header  gtest/gtest.h
+codespell         command codespell
 '
 
 has() {
