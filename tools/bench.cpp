@@ -144,7 +144,8 @@ void run_tests(const BenchOptions& o, const Setting& setting, Results& results) 
       engine::to_string(session.engine().sparsity()),
       setting.threshold,
       setting.model.link_share,
-      session.load_seconds()};
+      session.load_seconds(),
+      session.measured_ways()};
   Bench runner(session, o.repetitions, !o.no_bandwidth);
   for (const int64_t depth : o.depths) {
     for (const int64_t n : o.n_prompt) {
@@ -307,8 +308,8 @@ void register_bench(CLI::App& app) {
       "t/s: tokens per second, mean ± standard deviation. GB/s: weights and KV cache that generation reads; % of bw: "
       "its share of the memory's read bandwidth, measured beside each repetition. GFLOP/s: the prompt's arithmetic. Of "
       "a divided model: what the plan expects; the floor, what a token's bytes take at the measured bandwidths, with "
-      "GPU and CPU at the same time (docs/performance.md), and how much of that speed was reached; the share of the "
-      "active neurons on the GPU; MB a token and GB/s of either side.\n"
+      "GPU and CPU at the same time (docs/explanation/floor.md), and how much of that speed was reached; the share "
+      "of the active neurons on the GPU; MB a token and GB/s of either side.\n"
       "Of several values in a list, each is measured with each of the others; the model is loaded again for each.\n"
       "Example: hearth bench -m model.gguf -p 256,512 -n 64 -r 3 -o json\n"
       "Example: hearth bench -m model.gguf --vram-budget 2,4,6,8 -p 0 -n 64 -o json --plot budgets.svg");

@@ -1,5 +1,5 @@
 #pragma once
-// Two kinds of failure (docs/architecture.md, "Errors"):
+// Two kinds of failure (docs/explanation/architecture.md, "Errors"):
 //  * the user's: a bad file, flag or machine. Throw hearth::Error with one line that says what was expected, what was
 //  found
 //    and what to do. tools/ prints it and exits 1.

@@ -61,6 +61,18 @@ std::string find_token(const fs::path& home) {
   return checked_token(read_text_file(path, 4096), fmt::format("'{}'", path.string()));
 }
 
+// SSL_CERT_FILE. Without it libcurl looks where the system that it was built on keeps them, which an archive that
+// brings it along may find nowhere: then the place of another distribution.
+std::string find_certificates() {
+  const std::string chosen = variable({"SSL_CERT_FILE"});
+  std::error_code ignored;
+  if (!chosen.empty() || fs::exists("/etc/ssl/certs/ca-certificates.crt", ignored)) return chosen;
+  for (const char* path : {"/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
+    if (fs::exists(path, ignored)) return path;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string origin_of(const std::string& url) {
@@ -89,7 +101,7 @@ Settings Settings::from_environment() {
   const fs::path home = home_of_hub();
   if (s.cache.empty()) s.cache = home / "hub";
   s.token = find_token(home);
-  s.certificates = variable({"SSL_CERT_FILE"});
+  s.certificates = find_certificates();
   s.offline = is_true(variable({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}));
   return s;
 }

@@ -14,7 +14,7 @@
 
 namespace hearth::model {
 
-// The FFN of a model in the words of docs/architecture.md.
+// The FFN of a model in the words of docs/explanation/architecture.md.
 struct FfnDescription {
   std::string family;      // "ReGLU", "SwiGLU", "dReLU", "ReLU", "relu² (ungated)", ...
   std::string activation;  // "relu", "silu", ...

@@ -2,8 +2,8 @@
 // Many texts on one engine: they join and leave between steps. A step is one token of every text that runs, at most 8 of them a
 // pass; a pass for short ends of prompts, as far as those passes have no room for them; and then one page of prompts. So a text
 // that runs waits for at most one page of somebody's prompt. A text's tokens are the same alone and among others: passes of up to 8
-// tokens change no other's bits (docs/architecture.md), and longer pieces of prompts, which end at page boundaries, are evaluated
-// alone, or where the device computes each token for itself.
+// tokens change no other's bits (docs/explanation/architecture.md), and longer pieces of prompts, which end at page
+// boundaries, are evaluated alone, or where the device computes each token for itself.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>

@@ -112,9 +112,9 @@ TEST(House, ArrowsAreExactlyThoseOfCMake) {
   EXPECT_EQ(targets, documented_in_the_rules());
 }
 
-// A line of docs/architecture.md: "engine    -> model core".
+// A line of docs/explanation/architecture.md: "engine    -> model core".
 TEST(House, ArrowsAreExactlyThoseOfTheDocs) {
-  const std::string text = read(source_dir() / "docs/architecture.md");
+  const std::string text = read(source_dir() / "docs/explanation/architecture.md");
   static const std::regex line(R"((^|\n)(\w+) +->([\w -]*)(?=\n))"), word(R"((\w+))");
   Targets targets;
   for (std::sregex_iterator m(text.begin(), text.end(), line), end; m != end; ++m) {

@@ -10,7 +10,7 @@
 
 namespace hearth::test {
 
-// Who includes whom: exactly these, in the code, in CMake and in docs/architecture.md. A folder may always include
+// Who includes whom: exactly these, in the code, in CMake and in docs/explanation/architecture.md. A folder may always include
 // itself; tests and bench everything.
 struct Arrows {
   std::string_view from;

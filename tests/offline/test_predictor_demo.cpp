@@ -1,5 +1,5 @@
 // What predictors are for, on the demo model: nearly all of the loss kept by few more neurons than are active
-// (docs/predictors.md has the figures over more tokens).
+// (docs/explanation/predictors.md has the figures over more tokens).
 #include <gtest/gtest.h>
 
 #include "core/file.h"

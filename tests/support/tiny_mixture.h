@@ -1,5 +1,6 @@
 #pragma once
-// Writes a small mixture of experts with random weights, in any of the forms that files have, and with mistakes.
+// Writes a small mixture of experts with random weights, of any architecture, in any of the forms that files have, and
+// with mistakes. A dense model is one whose layers are all dense and that has no key expert_count.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -13,6 +14,7 @@
 
 #include "core/dtype.h"
 #include "gguf/gguf.h"
+#include "model/architectures.h"
 #include "support/random.h"
 
 namespace hearth::test {
@@ -58,6 +60,7 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
   }
   for (const auto& [key, value] : o.other) w.set(o.arch + "." + key, static_cast<uint32_t>(value));
   w.set(o.arch + ".attention.layer_norm_rms_epsilon", 1e-6f);
+  w.set(o.arch + ".attention.layer_norm_epsilon", 1e-6f);
 
   struct Tensor {
     size_t index;
@@ -116,11 +119,15 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
     matrix(p + "attn_output.weight", o.n_embd, o.n_head * kValue);
   };
   const int64_t head = o.n_embd / o.n_head, n_kv = head * o.n_head_kv;
+  const model::Architecture& arch = *model::find_architecture(o.arch);
   matrix("token_embd.weight", o.n_vocab, o.n_embd);
+  if (arch.rope == RopeKind::none) matrix("position_embd.weight", 64 + arch.position_offset, o.n_embd);
   norm("output_norm.weight", o.n_embd);
   for (int64_t l = 0; l < o.n_layer; ++l) {
     const std::string p = fmt::format("blk.{}.", l);
-    norm(p + "attn_norm.weight", o.n_embd), norm(p + "ffn_norm.weight", o.n_embd);
+    for (const std::string_view name : {arch.attn_norm, arch.attn_post_norm, arch.ffn_norm, arch.ffn_post_norm}) {
+      if (!name.empty()) norm(fmt::format("{}{}.weight", p, name), o.n_embd);
+    }
     if (latent) {
       latent_attention(p);
     } else {
@@ -129,7 +136,8 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
     }
     if (o.arch == "qwen3moe") norm(p + "attn_q_norm.weight", head), norm(p + "attn_k_norm.weight", head);
     if (l < o.n_dense_layers) {
-      matrix(p + "ffn_gate.weight", 96, o.n_embd), matrix(p + "ffn_up.weight", 96, o.n_embd);
+      if (!arch.fused_gate_up) matrix(p + "ffn_gate.weight", 96, o.n_embd);
+      matrix(p + "ffn_up.weight", arch.fused_gate_up ? 192 : 96, o.n_embd);
       matrix(p + "ffn_down.weight", o.n_embd, 96);
       continue;
     }
