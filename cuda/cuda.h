@@ -23,6 +23,10 @@ struct GpuInfo {
 // device.
 std::vector<GpuInfo> list_gpus(std::string* why = nullptr);
 
+// Throws Error, which says what to install, where a library of NVIDIA's that a GPU needs cannot be loaded. Making a
+// device does this, too.
+void require_libraries();
+
 struct Bandwidth {
   double memory_read = 0;  // bytes/s
   double host_to_device = 0, device_to_host = 0;

@@ -26,8 +26,8 @@ struct DownShape {
 template <DType D>
 constexpr DownShape down_shape = {512, 2, 4};
 template <DType D>
-requires(Format<D>::kWeights == 32)
-constexpr DownShape down_shape<D> = {512, 2, 2};  // its 32 sums take the registers
+requires(Format<D>::kWeights == 32)  // 32 sums take the registers
+constexpr DownShape down_shape<D> = kManyRegisters<D> ? DownShape{256, 3, 2} : DownShape{512, 2, 2};
 
 struct DownArgs {
   Matrix w;            // [n][n_embd]

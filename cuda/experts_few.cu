@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, kManyRegisters<D> ? 2 : 3
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
     if (lane != r) continue;
-    float v = neuron.gate(dots.sum[r], first + r);
-    if constexpr (kGated) v *= neuron.up(dots.sum[kPerWarp + r], first + r);
+    float v = neuron.gate(dots.sum[0][r], first + r);
+    if constexpr (kGated) v *= neuron.up(dots.sum[1][r], first + r);
     values[warp * kPerWarp + r] = v;
   }
   __syncthreads();

@@ -19,11 +19,10 @@ struct GateUpArgs {
   InputNorm norm;
 };
 
-template <DType D>
-constexpr int kResident = kManyRegisters<D> ? 2 : 3;  // blocks of a multiprocessor
-
+// Three blocks share a multiprocessor. Eight rows with a chunk each in flight take too many registers for that where
+// kManyRegisters says so: those types have half of them in flight, and two passes.
 template <DType D, bool kGated>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, kResident<D>) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kMatvecWarps* kWarp, 3) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ float values[kPerBlock];
   grid_trigger();
@@ -33,7 +32,7 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, kResident<D>) gate_up_ker
   const int block_first = static_cast<int>(blockIdx.y) * kPerBlock, first = block_first + warp * kPerWarp;
   const int base = min(first, n - kPerWarp);  // the last warp may repeat neurons of its neighbour
   constexpr int kBases = kGated ? 2 : 1;
-  RowDots<D, kPerWarp * kBases, 2 / kBases, kBases> dots(cols);
+  RowDots<D, kPerWarp * kBases, 2 / kBases, kBases, kManyRegisters<D> ? 2 : 1> dots(cols);
   dots.live = first < n;
   dots.set_rows(0, a.gate.data, base);
   if constexpr (kGated) dots.set_rows(1, a.up.data, base);
@@ -46,8 +45,8 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, kResident<D>) gate_up_ker
   for (int r = 0; r < kPerWarp; ++r) {
     const int k = base + r;
     if (dots.live && lane == r && k >= first) {
-      float v = a.neuron.gate(dots.sum[r], k);
-      if constexpr (kGated) v *= a.neuron.up(dots.sum[kPerWarp + r], k);
+      float v = a.neuron.gate(dots.sum[0][r], k);
+      if constexpr (kGated) v *= a.neuron.up(dots.sum[1][r], k);
       values[k - block_first] = v;
     }
   }

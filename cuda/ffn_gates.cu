@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const __grid_constant
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
     const int k = base + r;
-    if (dots.live && lane == r && k >= first) values[k - block * 32] = a.neuron.gate(dots.sum[r], k);
+    if (dots.live && lane == r && k >= first) values[k - block * 32] = a.neuron.gate(dots.sum[0][r], k);
   }
   __syncthreads();
   if (warp != 0) return;

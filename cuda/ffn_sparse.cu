@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, 4) row_list_kernel(const 
     started = false;
     dots.run(in, shared);
     if (i < count && lane == 0) {
-      a.value[i] = kIsGate ? a.neuron.gate(dots.sum[0], row) : __ldcg(a.value + i) * a.neuron.up(dots.sum[0], row);
+      a.value[i] = kIsGate ? a.neuron.gate(dots.sum[0][0], row) : __ldcg(a.value + i) * a.neuron.up(dots.sum[0][0], row);
     }
     __syncthreads();  // before the input is staged again
   }

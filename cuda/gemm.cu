@@ -24,7 +24,7 @@ Gemm::Gemm(const Gpu& gpu) : gpu_(gpu), cublas_(make_cublas(gpu.stream)) {}
 
 void Gemm::set_scratch(void* workspace, void* input, void* slab) {
   // A workspace of our own: accounted, fixed inside graphs, and the same choice of algorithms run after run.
-  CUDA_CHECK(cublasSetWorkspace(cublas_, workspace, kWorkspaceBytes));
+  CUDA_CHECK(cublas().set_workspace(cublas_, workspace, kWorkspaceBytes));
   input_ = input, slab_ = slab;
 }
 
@@ -40,9 +40,9 @@ void Gemm::product(DType type, bool transposed, const void* w, int64_t rows, int
   const float alpha = 1.0f;
   const cudaDataType_t t = data_type(type);
   const auto n = [](int64_t v) { return static_cast<int>(v); };
-  CUDA_CHECK(cublasGemmEx(cublas_, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, n(rows), n(T), n(k), &alpha, w,
-                          t, n(transposed ? rows : k), x, t, n(ld_x), &beta, y, CUDA_R_32F, n(ld_y), CUBLAS_COMPUTE_32F,
-                          CUBLAS_GEMM_DEFAULT));
+  CUDA_CHECK(cublas().gemm_ex(cublas_, transposed ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, n(rows), n(T), n(k), &alpha,
+                              w, t, n(transposed ? rows : k), x, t, n(ld_x), &beta, y, CUDA_R_32F, n(ld_y),
+                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 void Gemm::multiply_part(const MatmulPart& p, const void* x, int64_t T) {

@@ -1,7 +1,6 @@
 #pragma once
 // Owners of what the CUDA runtime hands out. Move-only, released on destruction; every call's code is checked and
 // named.
-#include <cublas_v2.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "cuda/cublas.cuh"
 
 namespace hearth::cuda {
 
@@ -18,7 +18,7 @@ inline void check(cudaError_t code, const char* call) {
   }
 }
 inline void check(cublasStatus_t code, const char* call) {
-  if (code != CUBLAS_STATUS_SUCCESS) fail("{} failed: {}", call, cublasGetStatusString(code));
+  if (code != CUBLAS_STATUS_SUCCESS) fail("{} failed: {}", call, cublas().status_string(code));
 }
 
 // Throws Error that names the call and the reason.
@@ -48,7 +48,10 @@ using Stream = Handle<cudaStream_t, cudaStreamDestroy>;
 using Event = Handle<cudaEvent_t, cudaEventDestroy>;
 using GraphExec = Handle<cudaGraphExec_t, cudaGraphExecDestroy>;
 using Graph = Handle<cudaGraph_t, cudaGraphDestroy>;
-using Cublas = Handle<cublasHandle_t, cublasDestroy>;
+inline void destroy_cublas(cublasHandle_t handle) {
+  cublas().destroy(handle);
+}
+using Cublas = Handle<cublasHandle_t, destroy_cublas>;
 using DeviceMemory = Handle<void*, cudaFree>;
 using PinnedMemory = Handle<void*, cudaFreeHost>;
 
@@ -68,9 +71,9 @@ inline Event make_event(unsigned flags = cudaEventDisableTiming) {
 inline Cublas make_cublas(cudaStream_t stream) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0", 0);
   cublasHandle_t h = nullptr;
-  CUDA_CHECK(cublasCreate(&h));
+  CUDA_CHECK(cublas().create(&h));
   Cublas owner(h);
-  CUDA_CHECK(cublasSetStream(h, stream));
+  CUDA_CHECK(cublas().set_stream(h, stream));
   return owner;
 }
 // Page-locked host memory, also visible to the device at the same address.

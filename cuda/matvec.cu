@@ -87,9 +87,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) matvec_kernel(const __
   const bool writes = dots.live && lane < kRows && row >= first;
   float y = writes ? start_value(m, t, row) : 0.0f;
   dots.run(a.norm, input_row<D>(a.in, t, a.cols), shared);
-  float sum = dots.sum[0];
+  float sum = dots.sum[0][0];
 #pragma unroll
-  for (int r = 1; r < kRows; ++r) sum = lane == r ? dots.sum[r] : sum;
+  for (int r = 1; r < kRows; ++r) sum = lane == r ? dots.sum[0][r] : sum;
   y += sum;
   if (writes) m.y[t * m.y_stride + row] = y;
   if (leaves_norm) next.store(y);

@@ -68,7 +68,7 @@ class CudaProducts final : public Products {
     workspace_ = heap_.allocate(kWorkspaceBytes, Purpose::scratch);
     visit_ = heap_.allocate(kVisitBytes, Purpose::scratch);
     // A workspace of its own: the same choice of algorithms, and so the same bits, run after run.
-    CUDA_CHECK(cublasSetWorkspace(cublas_, workspace_, kWorkspaceBytes));
+    CUDA_CHECK(cublas().set_workspace(cublas_, workspace_, kWorkspaceBytes));
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, gpu));
     name_ = properties.name;
@@ -134,9 +134,10 @@ class CudaProducts final : public Products {
                  rows, depth, b.rows(), cols);
     // cuBLAS is column-major: to it our row-major blocks are their transposes, and c^T = b^T a^T.
     const float beta = form.accumulate ? 1.0f : 0.0f;
-    CUDA_CHECK(cublasSgemm(cublas_, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
-                           as_int(cols), as_int(rows), as_int(depth), &form.scale, b.block.data, as_int(b.block.stride),
-                           a.block.data, as_int(a.block.stride), &beta, c.data, as_int(c.stride)));
+    CUDA_CHECK(cublas().sgemm(cublas_, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                              a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, as_int(cols), as_int(rows), as_int(depth),
+                              &form.scale, b.block.data, as_int(b.block.stride), a.block.data, as_int(a.block.stride),
+                              &beta, c.data, as_int(c.stride)));
   }
 
   void adam(const Block& value, const Block& gradient, const Block& first, const Block& second,

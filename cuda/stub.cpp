@@ -13,6 +13,9 @@ std::vector<GpuInfo> list_gpus(std::string* why) {
   if (why != nullptr) *why = kWhy;
   return {};
 }
+void require_libraries() {
+  fail("{}", kWhy);
+}
 Bandwidth measure_bandwidth(int /*gpu*/) {
   fail("{}", kWhy);
 }

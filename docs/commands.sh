@@ -22,4 +22,4 @@ mapfile -t names < <("$hearth" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]
 ((${#names[@]})) || { echo "no subcommands in the output of $hearth --help" >&2; exit 1; }
 for name in "${names[@]}"; do page "$name" "hearth $name" "$hearth" "$name"; done
 for part in fit eval compare; do page "predictor-$part" "hearth predictor $part" "$hearth" predictor "$part"; done
-for script in compare gpu-check; do page "$script" "tools/$script" "$(dirname "${BASH_SOURCE[0]}")/../tools/$script"; done
+for script in compare gpu-check package package-check; do page "$script" "tools/$script" "$(dirname "${BASH_SOURCE[0]}")/../tools/$script"; done

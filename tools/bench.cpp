@@ -143,7 +143,8 @@ void run_tests(const BenchOptions& o, const Setting& setting, Results& results) 
       engine::to_string(session.engine().sparsity()),
       setting.threshold,
       setting.model.link_share,
-      session.load_seconds()};
+      session.load_seconds(),
+      session.measured_ways()};
   Bench runner(session, o.repetitions, !o.no_bandwidth);
   for (const int64_t depth : o.depths) {
     for (const int64_t n : o.n_prompt) {

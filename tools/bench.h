@@ -69,6 +69,7 @@ struct BenchModel {
   std::string sparsity, threshold;   // threshold: as it was asked for; empty: none
   std::optional<double> link_share;  // as it was asked for
   double load_seconds = 0;
+  std::vector<Way> measured_ways = {};  // what --sparsity auto compared; or empty
 };
 
 // Runs the tests on one session.

@@ -243,6 +243,7 @@ ordered_json bench_json(const BenchModel& model, const BenchRow& row) {
   j["device"] = row.device;
   j["n_threads"] = row.threads;
   j["sparsity"] = model.sparsity;
+  j["sparsity_measured_ts"] = to_json(model.measured_ways);
   j["sparse_threshold"] = model.threshold.empty() ? ordered_json() : ordered_json(model.threshold);
   j["link_share"] = model.link_share ? ordered_json(*model.link_share) : ordered_json();
   j["n_ctx"] = row.n_ctx;

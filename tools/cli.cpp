@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "tools/aliases.h"
+#include "tools/bundled_model.h"
 #include "tools/commands.h"
 #include "tools/help_formatter.h"
 #include "tools/output.h"
@@ -31,9 +32,16 @@ int report(std::string message) {
   return 1;
 }
 
+// Where a model has to be named and an installed program has one: how to try it.
+std::string hint(const CLI::ParseError& e) {
+  const bool model = e.get_name() == "RequiredError" && std::string_view(e.what()).find("--model") != std::string::npos;
+  const std::filesystem::path bundled = model ? bundled_model() : std::filesystem::path();
+  return bundled.empty() ? std::string() : fmt::format("; to try hearth give -m {}", bundled.string());
+}
+
 int handle_parse_error(const CLI::App& app, const CLI::ParseError& e) {
   if (e.get_name() == "RuntimeError") return e.get_exit_code();  // a subcommand's own exit status
-  if (e.get_exit_code() != 0) return report(fmt::format("{}; see `{}`", e.what(), help_command(app)));
+  if (e.get_exit_code() != 0) return report(fmt::format("{}{}; see `{}`", e.what(), hint(e), help_command(app)));
   std::ostringstream out, err;  // --help, --version
   app.exit(e, out, err);
   write_out(out.str());

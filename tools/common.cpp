@@ -149,9 +149,13 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
   sub.add_option(
          "--sparsity", o.sparsity,
          "off: compute every neuron. exact: evaluate every gate, then only active neurons. predict: evaluate the gates "
-         "that a predictor names. auto: predict with predictors, else exact where it loses nothing")
+         "that a predictor names. auto: with predictors, whichever of these is fastest here, measured once; without, "
+         "exact where it loses nothing")
       ->check(CLI::IsMember({"off", "exact", "predict", "auto"}))
       ->capture_default_str()
+      ->group("Model");
+  sub.add_flag("--no-measure", o.no_measure,
+               "With --sparsity auto, do not measure whether predictors are faster here: take them where there are any")
       ->group("Model");
   add_threshold_option(sub, o.sparse_threshold);
   add_predictor_option(sub, o.predictor);
@@ -243,7 +247,7 @@ Session::Session(const ModelOptions& options) {
   choose_predictors(*model_, sidecar(), options.predictor);
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
   thresholds_ = choose_thresholds(*model_, sidecar(), options.sparse_threshold, predicts);
-  start(options);
+  start_fastest(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const model::RequantizationError& e = model_->requantization_error(); e.squared > 0)
     log::info("down projections quantised again, transposed: {:.2f} % off (root mean square)", 100 * e.relative());
@@ -394,29 +398,6 @@ void Session::make_engine(const ModelOptions& options) {
   Device& host = profiled(*host_device_, host_profiler_);
   engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});
   text_ = engine_->sequence();
-}
-
-std::string Session::sparsity_reason(const ModelOptions& options) {
-  const model::FfnDescription& ffn = model_->config().ffn;
-  if (engine_->sparsity() == engine::Sparsity::predict) {
-    std::string method;
-    for (const model::LayerWeights& layer : model_->weights().layers) {
-      if (layer.predictor.weights) method = layer.predictor.method;
-    }
-    std::string left_out = fmt::format("what the {} predictors miss", method);
-    if (!thresholds_.score_words.empty()) left_out += fmt::format(" ({})", thresholds_.score_words);
-    if (!thresholds_.words.empty()) left_out += ", and by " + thresholds_.words + ",";
-    return fmt::format("approximate: {} is left out; --predictor none does without predictors", left_out);
-  }
-  if (engine_->sparsity() != engine::Sparsity::off) {
-    if (!thresholds_.words.empty()) return "approximate: " + thresholds_.words;
-    return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
-  }
-  if (options.sparsity == "off") return "as asked";
-  if (!ffn.sparse() && !thresholded()) {
-    return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
-  }
-  return model_->why_not_by_neuron().value_or("");
 }
 
 void Session::eval_all(std::span<const int32_t> ids,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/device.h"
 #include "core/thread_team.h"
@@ -15,6 +16,7 @@
 #include "model/sidecar.h"
 #include "text/tokenizer.h"
 #include "tools/choose_placement.h"
+#include "tools/choose_sparsity.h"
 #include "tools/thresholds.h"
 
 namespace hearth::tools {
@@ -50,6 +52,7 @@ struct ModelOptions {
   bool no_look_ahead = false;
   bool mmap = false, no_mmap = false;  // neither: as there is memory
   bool no_graph = false;
+  bool no_measure = false;  // --sparsity auto: take predictors where there are any
   bool quiet = false, verbose = false;
   bool profile = false;  // decorate the devices with a ProfilingDevice each, switched off; no flag of its own
 };
@@ -85,6 +88,8 @@ class Session {
   engine::ProfilingDevice* profiler() { return profiler_.get(); }
   engine::ProfilingDevice* host_profiler() { return host_profiler_.get(); }
   const model::Sidecar* sidecar() const { return sidecar_ ? &*sidecar_ : nullptr; }  // null: there is none
+  // What --sparsity auto compared, where it had to; else empty.
+  const std::vector<Way>& measured_ways() const { return measured_ways_; }
   double load_seconds() const { return load_seconds_; }
   // Thresholds leave out neurons that are not zero.
   bool thresholded() const { return !thresholds_.by_layer.empty(); }
@@ -106,13 +111,17 @@ class Session {
   std::string piece(int32_t id);
 
  private:
+  void start_fastest(const ModelOptions& options);
+  std::string speeds_key(const ModelOptions& options) const;
   void start(const ModelOptions& options);
+  void stop();
   bool start_on_gpu(const ModelOptions& options);
   void start_on_cpu(const ModelOptions& options);
   void start_divided(const ModelOptions& options);
   bool copies_weights(const ModelOptions& options) const;
   void make_engine(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
+  std::string sparsity_reason_alone(const ModelOptions& options);  // without what was measured
 
   std::unique_ptr<ThreadTeam> team_;
   std::unique_ptr<model::Model> model_;
@@ -125,6 +134,7 @@ class Session {
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::optional<int> gpu_;
   ChosenThresholds thresholds_;
+  std::vector<Way> measured_ways_;
   double load_seconds_ = 0;
 };
 

@@ -81,8 +81,9 @@ void register_convert(CLI::App& app) {
   sub->add_option("INPUT", flags->directory,
                   "Directory with config.json, safetensors and a tokenizer; or a PowerInfer file (*.powerinfer.gguf), "
                   "whose predictors go to the sidecar")
-      ->required();
-  sub->add_option("-o,--output", flags->out, "GGUF file to write")->required();
+      ->required()
+      ->type_name("FILE");
+  sub->add_option("-o,--output", flags->out, "GGUF file to write")->required()->type_name("FILE");
   sub->add_option(
          "--type", flags->type,
          "Type of the matrices: " + computable_names() +

@@ -276,7 +276,7 @@ void print_text(const gguf::File& file) {
 void register_inspect(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("inspect", "Show a GGUF file's metadata, tensors, and FFN family");
-  sub->add_option("FILE", o->path, "GGUF file (any part of a split one)")->required();
+  sub->add_option("FILE", o->path, "GGUF file (any part of a split one)")->required()->type_name("FILE");
   sub->add_flag("--json", o->json, "print JSON; arrays are cut to their first elements");
   sub->footer("Example: hearth inspect model.gguf --json");
   sub->callback([o] {

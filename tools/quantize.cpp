@@ -126,8 +126,8 @@ void quantize(const Options& o) {
 void register_quantize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("quantize", "Write a GGUF model with its matrices in other types");
-  sub->add_option("IN", o->in, "GGUF file (any part of a split one)")->required();
-  sub->add_option("OUT", o->out, "GGUF file to write")->required();
+  sub->add_option("IN", o->in, "GGUF file (any part of a split one)")->required()->type_name("FILE");
+  sub->add_option("OUT", o->out, "GGUF file to write")->required()->type_name("FILE");
   sub->add_option("TYPE", o->type,
                   "one type for every matrix: " + computable_names() +
                       "; or a mix, with llama.cpp's choice of types: " + offline::mix_names() +

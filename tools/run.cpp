@@ -100,6 +100,7 @@ nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_
           {"seed", g.seed},
           {"timings", to_json(g.timings)},
           {"sparsity", engine::to_string(engine.sparsity())},
+          {"sparsity_measured_ts", to_json(session.measured_ways())},
           {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
           {"division", division_json(session)},
           {"memory", memory_json(session)}};

@@ -40,6 +40,7 @@ libcpp-httplib-dev header httplib.h
 libedit-dev       header  histedit.h
 '
 # What the tests need besides.
+# shellcheck disable=SC2034  # tools/test's
 test_requirements='
 libgtest-dev      header  gtest/gtest.h
 codespell         command codespell
@@ -87,12 +88,12 @@ jobs() {
   echo $((cpus < by_memory ? cpus : by_memory))
 }
 
-# configure [CMAKE FLAGS]: the preset ci in $build.
+# configure [CMAKE FLAGS]: the preset $preset (ci) in $build.
 configure() {
-  say "configuring (preset ci)"
+  say "configuring (preset ${preset:-ci})"
   if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
   cd "$root" || exit 1
-  logged configure cmake --preset ci -B "$build" "$@"
+  logged configure cmake --preset "${preset:-ci}" -B "$build" "$@"
 }
 
 # compile TARGET (all: everything). Ninja's progress is shown in place on a terminal.

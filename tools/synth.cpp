@@ -179,7 +179,7 @@ void register_synth(CLI::App& app) {
   auto f = std::make_shared<Flags>();
   CLI::App* cmd =
       app.add_subcommand("synth", "Write a synthetic model of a real shape with prescribed activation sparsity");
-  cmd->add_option("-o,--output", f->out, "file to write")->required();
+  cmd->add_option("-o,--output", f->out, "file to write")->required()->type_name("FILE");
   add_sizes(*cmd, *f);
   cmd->add_option("--type", f->type, computable_names())->capture_default_str();
   add_statistics(*cmd, *f);

@@ -141,4 +141,22 @@ KernelRates cached_rates(const std::optional<std::filesystem::path>& path, const
   return r;
 }
 
+Speeds kept_speeds(const std::optional<std::filesystem::path>& path, const std::string& key, const std::string& model) {
+  json cache = path ? read_cache(*path) : json::object();
+  const json& kept = member(member(member(cache, key), "speeds"), model);
+  Speeds speeds;
+  for (const auto& [way, speed] : kept.items()) {
+    if (speed.is_number() && std::isfinite(speed.get<double>()) && speed.get<double>() >= 0) speeds[way] = speed;
+  }
+  return speeds;
+}
+
+void keep_speeds(const std::optional<std::filesystem::path>& path, const std::string& key, const std::string& model,
+                 const Speeds& speeds) {
+  if (!path) return;
+  json cache = read_cache(*path);
+  member(member(member(cache, key), "speeds"), model) = speeds;
+  write_cache(*path, cache);
+}
+
 }  // namespace hearth::offline

@@ -2,6 +2,7 @@
 // This machine's figures, measured once and kept in $XDG_CACHE_HOME/hearth/machine.json.
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -35,5 +36,12 @@ double cached_product_rate(const std::optional<std::filesystem::path>& cache, co
 // could not measure (0) is not kept.
 KernelRates cached_rates(const std::optional<std::filesystem::path>& cache, const std::string& key,
                          const std::string& type, bool with_gpu, const std::function<KernelRates()>& measure);
+
+// Tokens/s of the ways to run one model, by name ("exact"; 0: that cannot be), kept under `key` and the model's; empty where none are. What
+// is kept replaces what was.
+using Speeds = std::map<std::string, double>;
+Speeds kept_speeds(const std::optional<std::filesystem::path>& cache, const std::string& key, const std::string& model);
+void keep_speeds(const std::optional<std::filesystem::path>& cache, const std::string& key, const std::string& model,
+                 const Speeds& speeds);
 
 }  // namespace hearth::offline

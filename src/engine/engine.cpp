@@ -159,10 +159,15 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     host_side_ = std::make_unique<HostSide>(*host_context_, schedule_, rows_, *mailbox_);
   }
   logits_.resize(static_cast<size_t>(c.n_vocab));
-  density_.active.assign(static_cast<size_t>(c.n_layer), 0.0);
+  reset_density();
+  for (auto& by_bound : recorded_) by_bound.fill(-1);
+}
+
+void Engine::reset_density() {
+  density_ = {};
+  density_.active.assign(static_cast<size_t>(config().n_layer), 0.0);
   density_.active_on_host = density_.active_linked = density_.active;
   density_.experts = density_.experts_on_host = density_.active;
-  for (auto& by_bound : recorded_) by_bound.fill(-1);
 }
 
 void Engine::divide(const Division& division, int64_t n_batch) {

@@ -93,6 +93,7 @@ class Engine {
   int32_t eval_greedy(Sequence& sequence, int32_t id);
 
   const DensityStats& density() const { return density_; }
+  void reset_density();
   // Bytes that a decode step reads at a context of n_kv positions, with active neurons as in `counted`
   // (engine/traffic.h).
   TokenTraffic traffic(const DensityStats& counted, int64_t n_kv) const;

@@ -35,6 +35,25 @@ TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
   }
 }
 
+// Rows of several batches of chunks, of a whole one and of more than a tile; the last warp has fewer neurons.
+TEST_F(GpuFfnTest, DenseOfLongRows) {
+  std::mt19937 rng(12);
+  for (const DType type : {DType::f16, DType::q8_0, DType::q4_0, DType::q4_k, DType::q6_k, DType::q3_k, DType::mxfp4}) {
+    for (const int64_t n_embd : {1024, 1280, 2304, 12288, 12800}) {
+      for (const bool gated : {true, false}) {
+        SCOPED_TRACE(fmt::format("{} n_embd {} gated {}", traits(type).name, n_embd, gated));
+        const TwinAct in = make_input(rng, 1, n_embd);
+        const TwinShard shard(*ref_, *gpu_, rng, type, 32 * 3, n_embd, gated, true);
+        Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
+        run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+          d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s), nullptr);
+        });
+        EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound(type, 1));
+      }
+    }
+  }
+}
+
 TEST_F(GpuFfnTest, DenseEveryActivation) {
   std::mt19937 rng(2);
   const int64_t n = 203, n_embd = 128;  // a number of neurons that fills no block

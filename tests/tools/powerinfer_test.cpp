@@ -30,7 +30,7 @@ class PowerInferProgram : public testing::Test {
   }
   // By id.
   static std::vector<double> logits(const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> args = {"logits", "-m", model, "--ids", "257,104,3,77", "--all", "--json"};
+    std::vector<std::string> args = {"logits", "-m", model, "--ids", "257,104,3,77", "--all", "--json", "--no-measure"};
     args.insert(args.end(), more.begin(), more.end());
     std::vector<double> by_id(kTinyVocab);
     const json top = json::parse(output(args))["top"];
@@ -75,7 +75,7 @@ TEST_F(PowerInferProgram, AConvertedFileObeysTheSameFlag) {
 
 TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
   const auto density = [&](const std::string& score) {
-    const json j = json::parse(output({"run", "-m", model_, "-p", "the", "-n", "8", "--temp", "0", "--ignore-eos",
+    const json j = json::parse(output({"run", "--no-measure", "-m", model_, "-p", "the", "-n", "8", "--temp", "0", "--ignore-eos",
                                        "--json", "--sparse-threshold", score}));
     return j["density"].get<double>();
   };
@@ -84,7 +84,7 @@ TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
 
   std::ofstream(dir_ / "text") << "the other the things in there, then";
   const auto perplexity = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> args = {"perplexity", "-m", model_, "-f", (dir_ / "text").string(), "--json"};
+    std::vector<std::string> args = {"perplexity", "-m", model_, "-f", (dir_ / "text").string(), "--json", "--no-measure"};
     args.insert(args.end(), more.begin(), more.end());
     return json::parse(output(args))["perplexity"].get<double>();
   };
@@ -93,7 +93,7 @@ TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
   EXPECT_GT(std::fabs(perplexity({}) / dense - 1), 0.01) << "predictors act on single tokens: not measured in batches";
 
   const auto bench = [&](const std::string& score) {
-    const json rows = json::parse(output({"bench", "-m", model_, "-p", "0", "-n", "4", "-r", "1", "-o", "json",
+    const json rows = json::parse(output({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "4", "-r", "1", "-o", "json",
                                           "--no-bandwidth", "--sparse-threshold", score}));
     return rows[0]["density"].get<double>();
   };
@@ -184,7 +184,7 @@ TEST_F(GpuIndexProgram, RunsObeyIt) {
     for (const json& t : top) EXPECT_NEAR(t["logit"].get<double>(), whole[t["id"].get<size_t>()], 2e-3) << sparsity;
   }
   const json row =
-      with({"bench", "-m", model_, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth", "-o", "json", "-q"})[0];
+      with({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth", "-o", "json", "-q"})[0];
   EXPECT_NEAR(row["hit_share"].get<double>(), 1.0 / 3, 0.15) << "random weights: a third of the neurons, of the hits";
 }
 
