@@ -76,7 +76,8 @@ std::string unknown_flag_of(const Args& args) {
 // A script of the repository, or another program: what can be said without running it.
 std::string problem_of(const Shown& shown) {
   const std::string& program = shown.args[0];
-  if (program == "hearth") return refusal_of(shown.args);
+  if (program == "sudo") return problem_of({shown.where, shown.line, {shown.args.begin() + 1, shown.args.end()}});
+  if (program == "hearth" || program.ends_with("/bin/hearth")) return refusal_of(shown.args);
   if (program.rfind("tools/", 0) == 0 || program == "docs/commands.sh") {
     const fs::path script = source_dir() / program;
     if (!fs::exists(script)) return "there is no such script";
@@ -107,7 +108,7 @@ std::string problem_of(const Shown& shown) {
   if (program.rfind("build/ci/tests/test_", 0) == 0) {
     return fs::exists(source_dir() / "tests" / program.substr(20)) ? "" : "there is no such folder of tests";
   }
-  for (const char* other : {"export", "tail", "llama-bench", "apt-get", "sudo"}) {
+  for (const char* other : {"export", "tail", "tar", "man", "podman", "llama-bench", "apt-get"}) {
     if (program == other) return {};
   }
   return "nobody knows the program '" + program + "'; a fence that is no command has a language (```text)";
