@@ -179,7 +179,7 @@ Args made_small(Args args) {
   if (sub == "profile" && !has(args, "--show")) set(args, {"--tokens"}, "512", true);
   if (sub == "predictor" && args[2] == "fit") {
     set(args, {"--method"}, "svd", true), set(args, {"--rank"}, "16", true), set(args, {"--type"}, "f16", true);
-    set(args, {"--tokens"}, "512", true);
+    set(args, {"--tokens"}, "1536", true);
   }
   if (sub == "tune") {
     set(args, {"--tokens"}, "256", true), set(args, {"--validation-tokens"}, "256", true);
