@@ -77,8 +77,7 @@ void LiveLine::clear() {
   drawn_ = false;
 }
 
-std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits,
-                      double seconds) {
+std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits, double seconds) {
   std::string text = fmt::format("{} of {} {}", done, total, unit);
   if (rate > 0) text += fmt::format(", {:.1f} tokens/s", rate);
   if (!std::isnan(hits)) text += fmt::format(", {:.1f} % hits", 100 * hits);
