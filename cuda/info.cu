@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "cuda/cuda.h"
+#include "cuda/driver.h"
 #include "cuda/format.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/memory.cuh"
@@ -60,7 +61,10 @@ std::vector<GpuInfo> list_gpus(std::string* why) {
   const cudaError_t code = cudaGetDeviceCount(&n);
   if (code != cudaSuccess || n == 0) {
     cudaGetLastError();
-    if (why != nullptr) *why = code == cudaSuccess ? "no CUDA-capable device is detected" : cudaGetErrorString(code);
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+    const bool none = code == cudaSuccess || code == cudaErrorNoDevice;
+    if (why != nullptr) *why = why_no_gpu(driver, CUDART_VERSION, none ? "" : cudaGetErrorString(code));
     return {};
   }
   std::vector<GpuInfo> gpus;

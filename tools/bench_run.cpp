@@ -8,6 +8,7 @@
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "tools/bench.h"
+#include "tools/progress.h"
 
 namespace hearth::tools {
 namespace {
@@ -158,8 +159,18 @@ void Bench::repeat(BenchRow& row, int64_t depth, Work&& work) {
   text_.truncate(0);
   if (depth > 0) engine_.eval(text_, random_ids(depth));
   while (std::ssize(others_) < n_parallel_ - 1) others_.push_back(text_.fork("bench"));
+  LiveLine live(false);
+  const auto tokens = static_cast<double>(row.n_prompt + row.n_gen * row.n_parallel);
+  const auto show = [&] {
+    const double seconds = mean_sd(row.seconds).mean;
+    const auto done = std::ssize(row.seconds);
+    const double hits = session_.planned() ? 1 - engine_.density().host_share() : NAN;
+    live.show(row.test() + ": " + live_text("repetitions", done, repetitions_, seconds > 0 ? tokens / seconds : 0, hits,
+                                            done > 0 ? seconds * static_cast<double>(repetitions_ - done) : -1));
+  };
   for (int i = -1; i < repetitions_; ++i) {
     truncate(depth);
+    if (live.due()) show();
     if (i >= 0) measure_bandwidths();
     const auto begin = std::chrono::steady_clock::now();
     work();

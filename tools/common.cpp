@@ -254,6 +254,7 @@ Session::Session(const ModelOptions& options) {
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
   thresholds_ = choose_thresholds(*model_, sidecar(), options.sparse_threshold, predicts);
   start_fastest(options);
+  warn_of_disk();
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const model::RequantizationError& e = model_->requantization_error(); e.squared > 0)
     log::info("down projections quantised again, transposed: {:.2f} % off (root mean square)", 100 * e.relative());
@@ -261,6 +262,10 @@ Session::Session(const ModelOptions& options) {
   log::info("hearth {}: {}; {} {} {}, {}, {}; context {}; sparsity {} ({})", HEARTH_VERSION, device().name(), c.arch,
             human_count(model_->parameters()), model_->type_name(), human_bytes(model_->weight_bytes()), c.ffn.family,
             engine_->n_ctx(), engine::to_string(engine_->sparsity()), sparsity_reason(options));
+  if (engine_->n_ctx() > c.n_ctx_train) {
+    log::warn("the context of {} is longer than the {} tokens that this model was trained for: later text may make no sense",
+              engine_->n_ctx(), c.n_ctx_train);
+  }
   log::debug("{}: {} layers, n_embd {}, n_ff {}, {} heads ({} for keys and values) of {}, vocabulary {}; FFN {}: {}",
              c.name, c.n_layer, c.n_embd, c.n_ff, c.n_head, c.n_head_kv, c.head_dim, c.n_vocab, c.ffn.family,
              c.ffn.reason);
@@ -329,6 +334,7 @@ void Session::start_on_cpu(const ModelOptions& options) {
   } else {
     device_ = cpu::make_device(*team_, options.isa ? std::optional(parse_isa(*options.isa)) : std::nullopt);
   }
+  check_host_memory(options);
   make_engine(options);
 }
 

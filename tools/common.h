@@ -95,6 +95,7 @@ class Session {
   double load_seconds() const { return load_seconds_; }
   // Thresholds leave out neurons that are not zero.
   bool thresholded() const { return !thresholds_.by_layer.empty(); }
+  std::span<const float> thresholds() const { return thresholds_.by_layer; }
   // Neurons that are not zero may be left out, by thresholds or predictors. Large batches are dense: to see what that
   // does, tokens must be evaluated a few at a time.
   bool approximates() const {
@@ -122,6 +123,8 @@ class Session {
   void start_divided(const ModelOptions& options);
   bool copies_weights(const ModelOptions& options) const;
   void make_engine(const ModelOptions& options);
+  void check_host_memory(const ModelOptions& options) const;
+  void warn_of_disk();
   std::string sparsity_reason(const ModelOptions& options);
   std::string sparsity_reason_alone(const ModelOptions& options);  // without what was measured
 

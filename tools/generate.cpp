@@ -55,6 +55,7 @@ class Generation {
       if (result_.ending = Ending::length; static_cast<int64_t>(result_.ids.size()) == options_.n_predict) break;
       if (result_.ending = Ending::context_full; text_.n_past() == engine_.n_ctx()) break;
       next = evaluate(*next);
+      if (options_.watch) options_.watch(result_.timings);
     }
     put(stops_.push(decoder_.flush()), emit);
     put(stops_.flush(), emit);
@@ -96,9 +97,12 @@ class Generation {
     for (size_t first = 0; first < prompt.size(); first += n_batch) {
       if (result_.ending = Ending::interrupted; interrupted()) return std::nullopt;
       const auto batch = prompt.subspan(first, std::min(n_batch, prompt.size() - first));
-      Stopwatch watch(result_.timings.prompt);
-      logits = engine_.eval(text_, batch);
+      {
+        Stopwatch watch(result_.timings.prompt);
+        logits = engine_.eval(text_, batch);
+      }
       result_.timings.n_prompt += static_cast<int64_t>(batch.size());
+      if (options_.watch) options_.watch(result_.timings);
     }
     for (const int32_t id : prompt) sampler_.accept(id);
     result_.ending = Ending::length;

@@ -21,6 +21,7 @@ struct GenerateOptions {
   text::SamplerParams sampler;
   std::vector<std::string> stops;
   bool ignore_eos = false;
+  std::function<void(const Timings&)> watch = {};  // called after each piece of the prompt and each token; or empty
 };
 
 struct Generated {

@@ -13,8 +13,10 @@
 #include "tools/generate.h"
 #include "tools/interrupt.h"
 #include "tools/output.h"
+#include "tools/progress.h"
 #include "tools/prompt.h"
 #include "tools/sampling.h"
+#include "tools/start_lines.h"
 
 namespace hearth::tools {
 namespace {
@@ -29,7 +31,7 @@ struct RunOptions {
   std::string chat_template;
   std::string system_prompt;
   std::optional<int64_t> compare_dense;  // this many generated tokens
-  bool json = false;
+  bool json = false, stats = false;
 };
 
 std::optional<uint64_t> parse_seed(const std::string& text) {
@@ -106,6 +108,20 @@ nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_
           {"memory", memory_json(session)}};
 }
 
+// What is done of the prompt, then of what may be generated.
+std::string generation_text(Session& session, const Timings& t, int64_t n_prompt, int64_t n_predict) {
+  if (t.n_prompt < n_prompt) {
+    const double rate = static_cast<double>(t.n_prompt) / t.prompt;
+    return live_text("prompt tokens", t.n_prompt, n_prompt, rate, NAN, static_cast<double>(n_prompt - t.n_prompt) / rate);
+  }
+  const engine::Engine& engine = session.engine();
+  const int64_t room = engine.n_ctx() - n_prompt, total = n_predict < 0 ? room : std::min(n_predict, room);
+  const double rate = t.eval > 0 ? static_cast<double>(t.n_eval) / t.eval : 0;
+  const double hits = session.planned() ? 1 - engine.density().host_share() : NAN;
+  const double left = rate > 0 ? static_cast<double>(std::max<int64_t>(0, total - t.n_eval)) / rate : -1;
+  return live_text("tokens", t.n_eval, total, rate, hits, left);
+}
+
 void run(const RunOptions& o) {
   GenerateOptions options = o.generate;
   options.sampler.seed = parse_seed(o.seed);
@@ -118,6 +134,8 @@ void run(const RunOptions& o) {
 
   require_room(session.engine(), session.text(), ids.size());  // before anything is printed
 
+  print_start(session, o.model);
+
   const InterruptGuard interrupt;
   if (!o.json && !o.chat && !o.no_display_prompt) write_out(text);
   flush_out();
@@ -126,8 +144,16 @@ void run(const RunOptions& o) {
     write_out(piece);
     flush_out();
   };
+  std::optional<LiveLine> live;
+  if (o.stats) {
+    live.emplace(!o.json);
+    options.watch = [&](const Timings& t) {
+      if (live->due()) live->show(generation_text(session, t, static_cast<int64_t>(ids.size()), o.generate.n_predict));
+    };
+  }
   const Generated g = generate(session, ids, options, emit, [&] { return interrupt.requested(); });
 
+  live.reset();
   nlohmann::json json;
   if (o.json) {
     json = result_json(session, ids, g);
@@ -199,6 +225,10 @@ void register_run(CLI::App& app) {
                   "run was from that")
       ->check(CLI::PositiveNumber)
       ->type_name("N")
+      ->group("General");
+  sub->add_flag("--stats", o->stats,
+                "While it works, show progress, tokens/s, the GPU's share of the active neurons and the time that is "
+                "left, in one line of the terminal")
       ->group("General");
   sub->add_flag("--json", o->json, "Print one JSON object at the end instead of the text as it comes")
       ->group("General");

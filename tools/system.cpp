@@ -32,16 +32,6 @@ size_t number(const std::string& text) {
   return static_cast<size_t>(std::strtoull(text.c_str(), nullptr, 10));
 }
 
-std::optional<size_t> cgroup_memory_limit() {
-  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::string text;
-    if (!(std::ifstream(file) >> text)) continue;
-    const size_t limit = number(text);  // "max" reads as 0; v1 says "no limit" with a number near 2^63
-    if (limit > 0 && limit < (size_t{1} << 60)) return limit;
-  }
-  return std::nullopt;
-}
-
 std::optional<double> cgroup_cpu_quota() {
   std::string quota;
   double period = 0;
@@ -76,6 +66,45 @@ std::vector<std::string> known_features() {
 
 }  // namespace
 
+namespace {
+
+// The tightest limit among a folder and those above it, up to `top`. Versions 1 and 2 name their files differently.
+void tighten(const std::filesystem::path& top, const std::string& path, const char* limit_file, const char* used_field,
+             std::optional<CgroupMemory>& found) {
+  std::filesystem::path folder = std::filesystem::path(top.string() + path).lexically_normal();
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) folder = top;  // of a container, which sees its own as the top
+  for (;; folder = folder.parent_path()) {
+    std::string text;
+    std::ifstream(folder / limit_file) >> text;
+    const size_t limit = number(text);  // "max" reads as 0; version 1 says "no limit" with a number near 2^63
+    if (limit > 0 && limit < (size_t{1} << 60) && (!found || limit < found->limit)) {
+      found = CgroupMemory{limit, 0};
+      std::ifstream stat(folder / "memory.stat");
+      size_t bytes = 0;
+      for (std::string name; stat >> name >> bytes;) {
+        if (name == used_field) found->used = bytes;
+      }
+    }
+    if (folder.string().size() <= top.string().size() || !folder.has_relative_path()) return;
+  }
+}
+
+}  // namespace
+
+std::optional<CgroupMemory> cgroup_memory(const std::string& membership, const std::filesystem::path& mounted) {
+  std::optional<CgroupMemory> found;
+  std::istringstream lines(membership);
+  for (std::string line; std::getline(lines, line);) {  // "4:memory:/path" or "0::/path"
+    const size_t first = line.find(':'), second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    if (controllers.empty()) tighten(mounted, path, "memory.max", "anon", found);
+    if (controllers == "memory") tighten(mounted / "memory", path, "memory.limit_in_bytes", "total_rss", found);
+  }
+  return found;
+}
+
 ProcessMemory process_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -105,7 +134,10 @@ SystemMemory system_memory() {
   m.available = number(field("/proc/meminfo", "MemAvailable")) * 1024;
   m.huge_pages = number(field("/proc/meminfo", "HugePages_Total"));
   m.huge_pages_free = number(field("/proc/meminfo", "HugePages_Free"));
-  m.cgroup_limit = cgroup_memory_limit();
+  std::ifstream cgroups("/proc/self/cgroup");
+  if (const auto cgroup = cgroup_memory({std::istreambuf_iterator<char>(cgroups), {}}, "/sys/fs/cgroup")) {
+    m.cgroup_limit = cgroup->limit, m.cgroup_used = cgroup->used;
+  }
   std::string modes;  // "always [madvise] never"
   std::ifstream in("/sys/kernel/mm/transparent_hugepage/enabled");
   std::getline(in, modes);

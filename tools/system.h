@@ -2,6 +2,7 @@
 // What Linux says about this machine and this process.
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,13 +17,24 @@ ProcessMemory process_memory();
 // Seconds since this process was started, to a hundredth; 0 when unknown.
 double process_seconds();
 
+// A limit that this process's cgroup, or one above it, sets.
+struct CgroupMemory {
+  size_t limit = 0, used = 0;  // bytes; used: by memory that is no file's
+};
+// `membership`: the text of /proc/self/cgroup. The tightest limit on the way up; nullopt where there is none.
+std::optional<CgroupMemory> cgroup_memory(const std::string& membership, const std::filesystem::path& mounted);
+
 struct SystemMemory {
   size_t total = 0, available = 0;     // bytes
   std::optional<size_t> cgroup_limit;  // bytes, where a cgroup sets one
+  size_t cgroup_used = 0;
   std::string transparent_huge_pages;  // "always", "madvise", "never"; empty when unknown
   size_t huge_pages = 0, huge_pages_free = 0;
   // What this process may take, at most.
-  size_t usable() const { return std::min(available, cgroup_limit.value_or(available)); }
+  size_t usable() const {
+    if (!cgroup_limit) return available;
+    return std::min(available, *cgroup_limit - std::min(*cgroup_limit, cgroup_used));
+  }
 };
 SystemMemory system_memory();
 

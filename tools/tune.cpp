@@ -34,6 +34,7 @@ struct Options {
   std::string model, device = "auto", max_ppl_increase;
   std::vector<std::string> texts;
   std::optional<std::string> validation, save_validation, sidecar, state, activation;
+  TransposeDownOptions transpose_down;
   std::optional<double> vram_budget;  // GiB
   offline::TuneRequest request;
   uint64_t fit_tokens = 8192, validation_tokens = 8192;
@@ -126,6 +127,10 @@ void measure(model::Model& m, Device& device, const Parts& parts, offline::TuneR
 
 std::string flags_to_copy(const Options& o, const offline::CurveSetting& chosen) {
   std::string flags = fmt::format("hearth run -m {}", o.model);
+  const TransposeDownOptions& t = o.transpose_down;
+  if (t.wanted) flags += " --transpose-down";
+  if (!t.type.empty()) flags += " --transpose-down-type " + t.type;
+  if (t.cached) flags += " --transpose-down-cache";
   if (o.sidecar) flags += fmt::format(" --sidecar {}", *o.sidecar);
   if (o.vram_budget && *o.vram_budget > 0) flags += fmt::format(" --vram-budget {}", *o.vram_budget);
   return flags + " --sparsity exact" +  // what was measured: no predictor leaves out more
@@ -135,7 +140,10 @@ std::string flags_to_copy(const Options& o, const offline::CurveSetting& chosen)
 void tune(Options o) {
   set_logging(o.quiet, o.verbose);
   if (!o.max_ppl_increase.empty()) o.request.goal.max_ppl_increase = parse_percent(o.max_ppl_increase);
-  model::Model m = model::Model::load(o.model, {o.activation});
+  model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down.chosen()});
+  if (o.transpose_down.wanted) {
+    if (const auto reason = m.prepare_sparse()) fail("thresholds cannot be tuned with this file: {}", *reason);
+  }
   const std::filesystem::path sidecar_path =
       o.sidecar ? std::filesystem::path(*o.sidecar) : model::sidecar_path(o.model);
   auto sidecar = std::filesystem::exists(sidecar_path) ? *model::Sidecar::find(m.file(), m.config(), sidecar_path)
@@ -150,6 +158,7 @@ void tune(Options o) {
   o.request.state = o.state.value_or(sidecar_path.string() + ".tune");
   o.request.key = fmt::format("{} {} window {} tokens {} {}", shape.fingerprint, device->name(), o.request.window,
                               parts.fit.targets(), parts.validation.targets());
+  if (o.transpose_down.wanted) o.request.key += fmt::format(" transposed {}", o.transpose_down.type);
   for (const auto& t : parts.texts) o.request.key += " " + t.hash;
   log::info("tuning {} on {}: {} tokens to tune on, {} to judge on", m.config().name, device->name(),
             parts.fit.targets(), parts.validation.targets());
@@ -238,6 +247,7 @@ void register_tune(CLI::App& app) {
       ->group("Model");
   sub->add_option("--activation", o->activation, "Take the FFN's activation to be this, whatever the file says")
       ->group("Model");
+  add_transpose_down(*sub, o->transpose_down);
   add_goals(*sub, *o);
   add_texts(*sub, *o);
   sub->add_option("--vram-budget", o->vram_budget,

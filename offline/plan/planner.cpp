@@ -263,6 +263,7 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     if (s.copies_linked) plan.linked_copy_bytes += costs_[l].linked(c).size() * s.neuron_bytes();
     g.predictors += predictors;
     on_gpu(g.attention, attention, attention > 0 ? s.attention_bytes : 0);
+    if (s.experts) plan.mapped_bytes += static_cast<uint64_t>(s.n_ff - c.hot) * s.neuron_bytes();
     on_gpu(g.neurons, all - kv - attention - predictors, static_cast<uint64_t>(c.hot) * s.neuron_bytes());
   }
   plan.host_bytes += plan.linked_copy_bytes;
@@ -274,6 +275,7 @@ void Planner::account(const Picked& picked, Plan& plan) const {
            picked.embedding_gpu ? shape_.embedding_bytes : 0);
     on_gpu(g.output, embedding_gpu_bytes(false, picked.output_gpu), picked.output_gpu ? shape_.output_bytes : 0);
   }
+  plan.mapped_bytes = std::min(plan.mapped_bytes, plan.host_bytes);
 }
 
 engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget) const {
@@ -338,7 +340,7 @@ void Planner::check_host_memory(const Plan& plan) const {
   for (size_t l = 0; l < plan.layers.size(); ++l) {
     if (plan.layers[l].choice.attention == Where::cpu) token_bytes += shape_.layers[l].kv_token_bytes;
   }
-  const uint64_t excess = plan.host_bytes - request_.host_memory;
+  const uint64_t needed = plan.host_bytes - plan.mapped_bytes, excess = needed - request_.host_memory;
   const auto pages = static_cast<uint64_t>(engine::pages_of(request_.n_ctx)), of_page = uint64_t{kPagePositions};
   const uint64_t page_bytes = token_bytes * of_page * static_cast<uint64_t>(request_.n_sequences);
   const uint64_t fewer = page_bytes > 0 ? (excess + page_bytes - 1) / page_bytes : 0;
@@ -346,12 +348,12 @@ void Planner::check_host_memory(const Plan& plan) const {
     fail(
         "a context of {} does not fit: {:.2f} GiB of host memory would be needed and {:.2f} GiB may be used; "
         "use -c {} or less, or a larger --vram-budget",
-        request_.n_ctx, gib_up(plan.host_bytes), gib(request_.host_memory), (pages - fewer) * of_page);
+        request_.n_ctx, gib_up(needed), gib(request_.host_memory), (pages - fewer) * of_page);
   }
   fail(
       "the model does not fit: what is not on the GPU takes {:.2f} GiB of host memory and {:.2f} GiB may be used; "
       "use {}a --vram-budget larger by {:.2f} GiB, or a smaller quantisation",
-      gib_up(plan.host_bytes), gib(request_.host_memory), plan.linked_copy_bytes > 0 ? "a smaller --link-share, " : "",
+      gib_up(needed), gib(request_.host_memory), plan.linked_copy_bytes > 0 ? "a smaller --link-share, " : "",
       gib_up(excess));
 }
 
@@ -367,7 +369,7 @@ Plan Planner::plan(uint64_t vram_budget) const {
   if (!fits_host(p) && p.linked_copy_bytes > 0 && !request_.cost.link_share) {
     // As many copies as there is room for; with fewer of them the division differs a little.
     constexpr double kOfRoom = 0.95;
-    const double excess = static_cast<double>(p.host_bytes - request_.host_memory);
+    const double excess = static_cast<double>(p.host_bytes - p.mapped_bytes - request_.host_memory);
     const double kept = kOfRoom * (1 - excess / static_cast<double>(p.linked_copy_bytes));
     if (kept > 0) p = plan_with(vram_budget, kept * p.link_share);
     if (!fits_host(p)) p = plan_with(vram_budget, 0);

@@ -53,6 +53,7 @@ struct Plan {
   engine::Placement placement;
   GpuBytes gpu;
   uint64_t host_bytes = 0;         // weights, cache and activations in host memory
+  uint64_t mapped_bytes = 0;       // of these, experts: they are read where the file is mapped, and may be on disk
   uint64_t linked_copy_bytes = 0;  // of these, second copies of rows that the GPU reads over the link
   double link_share = 0;           // of the rows of cold neurons that a token needs, read by the GPU
   std::vector<LayerReport> layers;
@@ -80,7 +81,7 @@ class Planner {
   // Everything on the GPU.
   uint64_t largest_useful_budget() const;
 
-  // Of a layer placed as `choice` is: the smallest hit rate at which it is faster with neurons or experts on the GPU
+  // For a layer placed as `choice` is: the smallest hit rate at which it is faster with neurons or experts on the GPU
   // than with none. nullopt: it never is.
   std::optional<double> break_even(size_t layer, const LayerChoice& choice) const;
 
@@ -118,7 +119,7 @@ class Planner {
   void account(const Picked& picked, Plan& plan) const;
   engine::Placement placement(const Picked& picked, uint64_t vram_budget) const;
   bool fits_host(const Plan& plan) const {
-    return request_.host_memory == 0 || plan.host_bytes <= request_.host_memory;
+    return request_.host_memory == 0 || plan.host_bytes - plan.mapped_bytes <= request_.host_memory;
   }
   void check_host_memory(const Plan& plan) const;
   Plan plan_with(uint64_t vram_budget, double link_share) const;

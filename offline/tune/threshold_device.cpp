@@ -40,8 +40,8 @@ ThresholdDevice::ThresholdDevice(Device& inner, ThreadTeam& team, const model::M
     rules_.push_back({l.ffn.act, l.ffn.act_threshold, l.ffn.up_relu, 0.0f});
     if (!l.ffn.down_t && is_quantized(l.ffn.down.type)) {
       fail(
-          "'{}' stores its down projections quantised and not transposed, so that no neuron can be left out; make it "
-          "again with `hearth quantize --transposed-down`",
+          "'{}' stores its down projections quantised and not transposed, so that no neuron can be left out; "
+          "--transpose-down quantises them again, `hearth quantize --transposed-down` makes a file of it",
           model.file().path().string());
     }
   }

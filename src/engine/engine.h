@@ -25,6 +25,8 @@
 
 namespace hearth::engine {
 
+constexpr int64_t kDefaultContext = 4096;  // when the model allows more: a KV cache nobody asked for costs memory
+
 struct EngineOptions {
   int64_t n_ctx = 0;        // positions of a sequence; 0: the model's own, at most 4096
   int64_t n_batch = 512;    // tokens evaluated at once

@@ -199,6 +199,20 @@ TEST(PlanMixture, SaysFromWhichHitRateOnExpertsPay) {
   }
 }
 
+// Experts of the CPU are read where the file is mapped: less memory than they take is no reason to refuse.
+TEST(PlanMixture, ExpertsMayBeOnDisk) {
+  const ModelShape shape = mixture_shape();
+  PlanRequest request;
+  const Planner planner(shape, skewed(shape), request);
+  const Plan plan = planner.plan(planner.smallest_budget());
+  EXPECT_GT(plan.mapped_bytes, plan.host_bytes / 2);
+  EXPECT_LE(plan.mapped_bytes, plan.host_bytes);
+  request.host_memory = plan.host_bytes - plan.mapped_bytes;
+  EXPECT_NO_THROW(Planner(shape, skewed(shape), request).plan(planner.smallest_budget()));
+  --request.host_memory;
+  EXPECT_THROW(Planner(shape, skewed(shape), request).plan(planner.smallest_budget()), Error);
+}
+
 TEST(PlanMixture, SaysUpToWhichBudgetMemoryPays) {
   const ModelShape shape = mixture_shape();
   PlanRequest request;

@@ -108,6 +108,17 @@ TEST_F(Run, EveryKernelSetAndThreadCountContinuesAlike) {
   EXPECT_EQ(run_json({"-p", "the", "-n", "8", "--temp", "0", "--sparsity", "off"})["ids"], expected["ids"]);
 }
 
+TEST_F(Run, AContextBeyondTheTrainedOneIsAWarning) {
+  const auto warns = [](const char* n_ctx) {
+    const Outcome o = hearth(args({"-q", "-p", "the", "-n", "1", "-c", n_ctx}));
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.err;
+  };
+  EXPECT_EQ(warns("64"), "");
+  EXPECT_EQ(warns("65"), "warning: the context of 65 is longer than the 64 tokens that this model was trained for: later "
+                         "text may make no sense\n");
+}
+
 TEST_F(Run, WhatEndsAText) {
   const json length = run_json({"-p", "the", "-n", "4", "--ignore-eos"});
   EXPECT_EQ(length["ending"], "length");

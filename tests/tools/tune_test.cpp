@@ -102,6 +102,23 @@ TEST_F(TuneProgram, CurvesAgreeWithPerplexityMeasuredSeparately) {
   }
 }
 
+// A file that another program quantised: its down projections are quantised again, by tune as by run.
+TEST_F(TuneProgram, TransposesDownProjectionsWhereThatIsAsked) {
+  write_tiny_model(file("foreign"), {.type = DType::q8_0});
+  const std::vector<std::string> args = {"tune", "-m", file("foreign"), "-f", file("fit.txt"), "--validation",
+                                         file("validation.txt"), "--window", "32", "--no-measure", "--density", "0.2"};
+  std::vector<std::string> with = args, without = args;
+  without.push_back("-q");
+  EXPECT_TRUE(fails_with(run(without), "--transpose-down"));
+  with.push_back("--transpose-down");
+  const Outcome tuned = run(with);
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_NE(tuned.out.find("hearth run -m " + file("foreign") + " --transpose-down "), std::string::npos) << tuned.out;
+  const Outcome used = run({"run", "-m", file("foreign"), "-p", "the", "-n", "4", "--transpose-down", "--sparsity",
+                            "exact", "--sparse-threshold", "sidecar"});
+  EXPECT_EQ(used.status, 0) << used.err;
+}
+
 TEST_F(TuneProgram, RunUsesTheThresholdsOnlyWhenAskedAndSaysWhatTheyDo) {
   tune("relu", {"--density", "0.2"});
   const auto generate = [](std::vector<std::string> more) {
