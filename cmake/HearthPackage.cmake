@@ -33,6 +33,7 @@ set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
 neurons that a token needs: hot ones on the GPU, cold ones on the CPU, at the
 same time. It reads llama.cpp's GGUF files, answers over HTTP, and comes with
 a small model to try. A GPU is not needed.")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)  # hearth pull
 if(HEARTH_HAS_CUDA)  # loaded when a GPU is used; NVIDIA's package
   string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" cuda_version ${CUDAToolkit_VERSION})
   set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libcublas-${CMAKE_MATCH_1}-${CMAKE_MATCH_2}")

@@ -8,6 +8,9 @@
 #include <exception>
 #include <mutex>
 
+#include "core/log.h"
+#include "hub/choose.h"
+
 namespace hearth::hub {
 namespace {
 
@@ -60,6 +63,11 @@ int on_progress(void* exchange, curl_off_t, curl_off_t, curl_off_t, curl_off_t) 
   return (*static_cast<Exchange*>(exchange)->cancelled)() ? 1 : 0;
 }
 
+// Without the query, which may be a signature that opens the file to everybody.
+std::string shown(const std::string& url) {
+  return printable(url.substr(0, url.find('?')));
+}
+
 bool is_redirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
@@ -104,13 +112,13 @@ Reply Http::follow(Request request) {
     char* next = nullptr;
     curl_easy_getinfo(curl_.get(), CURLINFO_REDIRECT_URL, &next);  // absolute
     const std::string target = next == nullptr ? "" : next, origin = origin_of(target);
-    if (origin.empty()) fail("'{}' leads to '{}', an http or https address was expected", request.url, target);
+    if (origin.empty()) fail("'{}' leads to '{}', an http or https address was expected", shown(request.url), shown(target));
     if (origin_.rfind("https:", 0) == 0 && origin.rfind("https:", 0) != 0)
-      fail("'{}' leads to '{}', which is not encrypted; nothing is downloaded that way", request.url, target);
+      fail("'{}' leads to '{}', which is not encrypted; nothing is downloaded that way", shown(request.url), shown(target));
     if (request.head && origin != origin_ && !reply.header("x-linked-etag").empty()) return reply;
     request.url = target;
   }
-  fail("'{}': more than {} redirects", request.url, kRedirects);
+  fail("'{}': more than {} redirects", shown(request.url), kRedirects);
 }
 
 void Http::set_options(const Request& request) {
@@ -149,6 +157,7 @@ Reply Http::perform(const Request& request) {
   if (!settings_.token.empty() && origin_of(request.url) == origin_) add_header("Authorization: Bearer " + settings_.token);
   if (request.offset > 0) add_header(fmt::format("Range: bytes={}-", request.offset));
   curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers.get());
+  log::debug("{} {}", request.head ? "HEAD" : "GET", shown(request.url));
   const CURLcode code = curl_easy_perform(c);
   curl_easy_setopt(c, CURLOPT_ERRORBUFFER, nullptr);
   curl_easy_setopt(c, CURLOPT_HTTPHEADER, nullptr);
@@ -181,7 +190,7 @@ void Http::failed(int code, const std::string& url) const {
            "(SSL_CERT_FILE names its certificate)", host, error_);
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_OUT_OF_MEMORY: fail("'{}' cannot be asked for: {}", url, error_);
+    case CURLE_OUT_OF_MEMORY: fail("'{}' cannot be asked for: {}", shown(url), error_);
     default: throw Unreachable(fmt::format("the connection to {} broke off: {}", host, error_), true);
   }
 }

@@ -290,6 +290,22 @@ TEST_F(Pull, AFaultOfTlsIsOneLine) {
   expect_error([&] { pull(); }, {"no trusted connection to https://127.0.0.1", "ca-certificates"});
 }
 
+TEST_F(Pull, TlsTakesTrustedCertificatesAloneAndIsNotLeft) {
+  const Certificate certificate;
+  FakeHub secure(&certificate);
+  secure.add("model-Q4_K_M.gguf", bytes_);
+  settings_.endpoint = secure.endpoint();
+  expect_error([&] { pull(); }, {"no trusted connection to " + secure.endpoint(), "certificate"});
+  settings_.certificates = dir_ / "trusted.pem";
+  expect_error([&] { pull(); }, {"no trusted connection"});  // there is no such file
+  certificate.save(settings_.certificates);
+  secure.redirect_to = hub_.cdn() + "/cdn/model-Q4_K_M.gguf";
+  expect_error([&] { pull(); }, {"is not encrypted"});
+  EXPECT_EQ(hub_.n_downloads, 0);
+  secure.redirect_to = "";
+  EXPECT_TRUE(slurp(pull().path) == bytes_);
+}
+
 TEST_F(Pull, TwoAtOnceBringItOnce) {
   hub::Settings second = settings_;
   std::vector<std::string> second_notices;

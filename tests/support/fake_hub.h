@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rsa.h>
+#include <openssl/x509v3.h>
 
 #include <atomic>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -54,9 +58,45 @@ struct FakeFile {
   bool lfs = true;           // else the hub sends it itself
 };
 
+// A key and a certificate of it for 127.0.0.1, signed by itself.
+class Certificate {
+ public:
+  Certificate() : key_(EVP_RSA_gen(2048)), certificate_(X509_new()) {
+    X509_set_version(certificate_, 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(certificate_), 1);
+    X509_gmtime_adj(X509_getm_notBefore(certificate_), -60);
+    X509_gmtime_adj(X509_getm_notAfter(certificate_), 3600);
+    X509_set_pubkey(certificate_, key_);
+    X509_NAME* name = X509_get_subject_name(certificate_);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("test"), -1, -1, 0);
+    X509_set_issuer_name(certificate_, name);
+    X509_EXTENSION* address = X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "IP:127.0.0.1");
+    X509_add_ext(certificate_, address, -1);
+    X509_EXTENSION_free(address);
+    X509_sign(certificate_, key_, EVP_sha256());
+  }
+  ~Certificate() { X509_free(certificate_), EVP_PKEY_free(key_); }
+  Certificate(const Certificate&) = delete;
+  Certificate& operator=(const Certificate&) = delete;
+
+  EVP_PKEY* key() const { return key_; }
+  X509* get() const { return certificate_; }
+  void save(const std::filesystem::path& path) const {
+    FILE* file = std::fopen(path.c_str(), "w");
+    PEM_write_X509(file, certificate_);
+    std::fclose(file);
+  }
+
+ private:
+  EVP_PKEY* key_;
+  X509* certificate_;
+};
+
 class FakeHub {
  public:
-  FakeHub() {
+  // With a certificate both speak HTTPS.
+  explicit FakeHub(const Certificate* certificate = nullptr)
+      : tls_(certificate != nullptr), hub_server_(make_server(certificate)), cdn_server_(make_server(certificate)) {
     hub_.Get("/api/models/owner/model-GGUF/revision/main", [this](const httplib::Request& q, httplib::Response& r) {
       note(q, hub_log_);
       if (answer_first(r)) return;
@@ -93,8 +133,8 @@ class FakeHub {
   FakeHub& operator=(const FakeHub&) = delete;
 
   void add(const std::string& path, const std::string& bytes) { files[path] = {bytes, sha256(bytes), bytes.size()}; }
-  std::string endpoint() const { return "http://127.0.0.1:" + std::to_string(hub_port_); }
-  std::string cdn() const { return "http://127.0.0.1:" + std::to_string(cdn_port_); }
+  std::string endpoint() const { return scheme() + "://127.0.0.1:" + std::to_string(hub_port_); }
+  std::string cdn() const { return scheme() + "://127.0.0.1:" + std::to_string(cdn_port_); }
   // What was asked of either, a line each: method, path, Range, Authorization.
   std::vector<std::string> hub_log() const { return copy(hub_log_); }
   std::vector<std::string> cdn_log() const { return copy(cdn_log_); }
@@ -118,6 +158,11 @@ class FakeHub {
   std::atomic<int> n_downloads{0};
 
  private:
+  static std::unique_ptr<httplib::Server> make_server(const Certificate* c) {
+    if (c == nullptr) return std::make_unique<httplib::Server>();
+    return std::make_unique<httplib::SSLServer>(c->get(), c->key());
+  }
+  std::string scheme() const { return tls_ ? "https" : "http"; }
   static void note_line(const httplib::Request& q, std::vector<std::string>& log) {
     log.push_back(q.method + " " + q.path + " range=" + q.get_header_value("Range") +
                   " auth=" + q.get_header_value("Authorization"));
@@ -210,7 +255,9 @@ class FakeHub {
         });
   }
 
-  httplib::Server hub_, cdn_;
+  bool tls_;
+  std::unique_ptr<httplib::Server> hub_server_, cdn_server_;
+  httplib::Server &hub_ = *hub_server_, &cdn_ = *cdn_server_;
   int hub_port_ = 0, cdn_port_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::string> hub_log_, cdn_log_;
