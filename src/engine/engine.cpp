@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/recording.h"
-#include "engine/place.h"
+#include "engine/adopt_weights.h"
 #include "model/predictors.h"
 
 namespace hearth::engine {
@@ -131,7 +131,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     schedule_ = Schedule(undivided(model_, sparsity_));
     for (const model::LayerWeights& l : model_.weights().layers)
       rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
-    weights_ = place(model_, device_, sparsity_ == Sparsity::predict);
+    weights_ = adopt_weights(model_, device_, sparsity_ == Sparsity::predict);
     if (options.copy_weights && device_.is_host()) {
       const SingleRows rows = sparsity_ == Sparsity::off     ? SingleRows::none
                               : sparsity_ == Sparsity::exact ? SingleRows::active

@@ -37,7 +37,7 @@ struct EngineOptions {
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it; 0 = none do
   bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
-  bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/place.h)
+  bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/adopt_weights.h)
   bool use_graph = true;       // record a step of few tokens once and replay it, where the device can
   // How long one side of a divided model waits for the other before the pass fails.
   std::chrono::milliseconds patience = Mailbox::kPatience;

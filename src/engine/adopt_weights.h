@@ -10,7 +10,7 @@ namespace hearth::engine {
 
 // The same weights as views in the device's memory. On the CPU they are the file's mapping itself; what a GPU has
 // copied is let go of on the host. A tied head is placed once.
-model::Weights place(model::Model& model, Device& device, bool with_predictors);
+model::Weights adopt_weights(model::Model& model, Device& device, bool with_predictors);
 
 // Which neurons' rows of gate and up are read singly, in layers that have down_t.
 enum class SingleRows {

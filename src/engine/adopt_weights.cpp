@@ -1,4 +1,4 @@
-#include "engine/place.h"
+#include "engine/adopt_weights.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 namespace hearth::engine {
 
-model::Weights place(model::Model& model, Device& device, bool with_predictors) {
+model::Weights adopt_weights(model::Model& model, Device& device, bool with_predictors) {
   model::Weights w = model.weights();
   if (!with_predictors) {
     for (model::LayerWeights& layer : w.layers) layer.predictor = {};
