@@ -26,7 +26,7 @@ __device__ __forceinline__ float activate(Activation act, float threshold, float
   return 0.0f;
 }
 
-// What turns the two pre-activations of a neuron into its value.
+// Turns the two pre-activations of a neuron into its value.
 struct NeuronArgs {
   const float* gate_bias;
   const float* up_bias;

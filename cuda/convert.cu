@@ -1,4 +1,4 @@
-// What the tensor-core products need around them: inputs in 16 bits, weights out of their blocks, biases.
+// The tensor-core products need these around them: inputs in 16 bits, weights out of their blocks, biases.
 #include <cuda_fp16.h>
 
 #include "cuda/format.cuh"

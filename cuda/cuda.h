@@ -34,7 +34,7 @@ struct Bandwidth {
 // Measured on the spot, a fraction of a second.
 Bandwidth measure_bandwidth(int gpu);
 
-// What a device uses of a GPU at most, so that in tests a GPU stands in for smaller and older ones: kernels are chosen
+// The most that a device uses of a GPU, so that in tests a GPU stands in for smaller and older ones: kernels are chosen
 // and divided as they would be there.
 struct GpuShape {
   int multiprocessors = std::numeric_limits<int>::max();

@@ -42,7 +42,7 @@ CudaDevice::CudaDevice(int gpu, const GpuShape& at_most) {
   staging_ = make_pinned(2 * kStagingBytes);
   gave_up_ = make_pinned(sizeof(uint32_t));
   std::memset(gave_up_, 0, sizeof(uint32_t));
-  // What the handles of this device took besides.
+  // The handles of this device took the rest.
   const size_t after = query_memory(gpu).free;
   account_.add(Purpose::context, context + (before > after ? before - after : 0));
 }

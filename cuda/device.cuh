@@ -27,7 +27,7 @@
 
 namespace hearth::cuda {
 
-// What the last operation has left for the norm of its result (NextNorm): the half of it that quantised readers can go
+// The last operation has left this for the norm of its result (NextNorm): the half of it that quantised readers can go
 // on from.
 struct LeftNorm {
   const float* y = nullptr;  // [T][n]; null: nothing is left
@@ -124,7 +124,7 @@ class CudaDevice final : public Device,
  private:
   void check_reserved(int64_t T) const;
   void check_few(int64_t T) const;
-  // What follows waits for the hints, too.
+  // Operations from here on wait for the hints, too.
   void finish_hints() { side_->join(gpu_); }
   // After a wait for the GPU: throws if blocks of a kernel gave up waiting for each other.
   void check_blocks() const;

@@ -1,5 +1,5 @@
 #pragma once
-// What a device's operations need besides their operands: pieces of one allocation, as large as its limits ask for.
+// The scratch that a device's operations need: pieces of one allocation, as large as its limits ask for.
 #include "core/ops.h"
 #include "cuda/exchange.cuh"
 #include "cuda/launch.cuh"

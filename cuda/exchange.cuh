@@ -1,5 +1,5 @@
 #pragma once
-// What the blocks of one kernel hand each other. Every value travels with the launch's number in one 8-byte word, so
+// The blocks of one kernel hand each other values. Every value travels with the launch's number in one 8-byte word, so
 // that whoever reads it knows whether it has come. That takes about as long as one trip to the second-level cache,
 // where the end of a kernel and the start of the next take several, and what else the blocks have asked for keeps
 // coming meanwhile.

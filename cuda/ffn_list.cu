@@ -51,7 +51,7 @@ struct ListKernelArgs {
   bool hinted;        // FfnListArgs
 };
 
-// What a batch has become when its gates are known.
+// A batch when its gates are known.
 struct Gates {
   float value = 0.0f;   // lane r: act(gate) of row r
   unsigned active = 0;  // bit r: row r is
@@ -124,7 +124,7 @@ struct ListBlock {
     for (int r = 0; r < kBatch; ++r) mask |= static_cast<unsigned>(has(batch, r)) << r;
     return mask;
   }
-  // What can be asked for before a batch's gates are known.
+  // Asks for all that can be asked for before a batch's gates are known.
   template <bool kAtOnce>
   __device__ __forceinline__ void request(int batch) const {
     if (part.values == nullptr) request_gates(batch);

@@ -1,5 +1,5 @@
 #pragma once
-// What kernels know about a weight type: how 16 bytes of weights ("a chunk") meet the input. One specialisation a type;
+// Kernels know this about a weight type: how 16 bytes of weights ("a chunk") meet the input. One specialisation a type;
 // the kernels are written once over Format<D>.
 //
 // A chunk's input is staged in shared memory as kUnits planes of 16-byte units, so that 32 lanes with consecutive

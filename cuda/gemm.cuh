@@ -22,7 +22,7 @@ class Gemm {
   void multiply_transposed(const Matrix& down_t, const float* value, int64_t T, Vector bias, float* y);
 
  private:
-  // What cuBLAS gets for weights of a type: the type itself, or f16 for quantised ones.
+  // The type that cuBLAS gets for weights of a type: itself, or f16 for quantised ones.
   static DType operand_type(DType weights) { return is_quantized(weights) ? DType::f16 : weights; }
   const void* input_as(DType type, const float* x, int64_t n);
   // y [T][ld_y] = beta y + x [T][k] . w, where w is [rows][k], or [k][rows] when transposed.

@@ -1,4 +1,4 @@
-// What GPUs there are and how fast their memory is.
+// The GPUs of this machine, and how fast their memory is.
 #include "cuda/info.cuh"
 
 #include <algorithm>

@@ -15,7 +15,7 @@
 
 namespace hearth::cuda {
 
-// What launches need to know about the device.
+// Launches need to know this about the device.
 struct Gpu {
   int index = 0;
   cudaStream_t stream = nullptr;

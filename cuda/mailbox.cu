@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int64_t kFloatsPerBlock = int64_t{kThreads} * 8;
 
-// What the device remembers between hand-offs, in its own memory.
+// The device remembers this between hand-offs, in its own memory.
 struct Counters {
   uint32_t number;   // of the last hand-off posted
   uint32_t seen;     // of the last answer that a kernel of many blocks has waited for

@@ -99,7 +99,7 @@ void fail_out_of_memory(int gpu, size_t bytes, Purpose purpose) {
 // --- Heap ---
 
 size_t Heap::rounded(size_t bytes) {
-  // What cudaMalloc takes: whole 2 MiB pages for large pieces; small ones share a page.
+  // cudaMalloc takes whole 2 MiB pages for large pieces; small ones share a page.
   constexpr size_t kPage = size_t{2} << 20, kSmall = 512;
   const size_t unit = bytes >= kPage / 2 ? kPage : kSmall;
   return (bytes + unit - 1) / unit * unit;

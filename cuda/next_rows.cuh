@@ -1,5 +1,5 @@
 #pragma once
-// What of the products after a hand-off comes to the second-level cache while the GPU waits for the CPU.
+// Weights of the products after a hand-off come to the second-level cache while the GPU waits for the CPU.
 #include <array>
 
 #include "cuda/launch.cuh"
@@ -7,7 +7,7 @@
 
 namespace hearth::cuda {
 
-// What of coming products is to be brought to the second-level cache: `bytes` of each row, as many of each, so that no
+// Coming products whose weights go to the second-level cache: `bytes` of each row, as many of each, so that no
 // part of the product waits for others; and of every other group of rows another part, so that at any time some of them
 // come from the cache and some from memory.
 struct NextRows {

@@ -27,7 +27,7 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
   return t;
 }
 
-// What a wait looks at now and then: false when it has lasted too long, or another one has.
+// A wait asks this now and then: false when it has lasted too long, or another one has.
 __device__ __forceinline__ bool goes_on_waiting(const Patience& patience, unsigned long long start) {
   if (load_acquire_system(patience.failed) != 0) return false;
   if (nanoseconds() - start <= patience.ns) return true;

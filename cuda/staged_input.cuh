@@ -99,7 +99,7 @@ struct UnscaledNorm {
 };
 constexpr int64_t kUnscaledNormBytes = UnscaledNorm::kRowBytes + UnscaledNorm::kRowSquares * 4;  // of a row
 
-// What the kernel that makes x leaves for the norm of x.
+// The kernel that makes x leaves this for the norm of x.
 struct OutputNorm {
   const float* weight = nullptr;  // null: there is no norm to come
   UnscaledNorm unscaled;

@@ -36,7 +36,7 @@ struct BenchProfile {
   double hand_off = 0;
 };
 
-// What only a divided model has.
+// Figures that only a divided model has.
 struct BenchDivision {
   uint64_t vram_budget = 0, gpu_bytes_planned = 0, gpu_bytes_used = 0;
   double expected_rate = 0;     // tokens/s, the plan's; 0 = unknown
@@ -129,7 +129,7 @@ class BenchTable {
 // The parts of a token and the operations, as text, from a row's "profile".
 std::string profile_table(const nlohmann::ordered_json& row);
 
-// What `hearth bench -o json` wrote. Throws Error when it is something else.
+// The rows that `hearth bench -o json` wrote. Throws Error when it is something else.
 nlohmann::ordered_json read_bench_json(const std::string& path);
 
 }  // namespace hearth::tools

@@ -1,4 +1,4 @@
-// What `hearth bench` prints. Every row is a JSON object first; tables are made of those, so that a file of them can be
+// The output of `hearth bench`. Every row is a JSON object first; tables are made of those, so that a file of them can be
 // printed again.
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What `cmake --install` and the packages put beside the program.
+// The model that `cmake --install` and the packages put beside the program.
 #include <filesystem>
 
 namespace hearth::tools {

@@ -88,7 +88,7 @@ class Chat {
   void answer() {
     std::vector<int32_t> ids = template_.encode(tokenizer_, messages_);
     engine::Sequence& text = session_.text();
-    // What the cache has of it stays; one token at least is evaluated, for its logits.
+    // The part that the cache has stays; one token at least is evaluated, for its logits.
     known_.resize(static_cast<size_t>(text.n_past()));
     const size_t most = std::min(known_.size(), ids.size() - 1);
     const auto same =

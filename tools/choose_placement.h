@@ -67,7 +67,7 @@ void add_link_share_option(CLI::App& sub, std::optional<double>& share, const ch
 void add_look_ahead_option(CLI::App& sub, bool& no_look_ahead, const char* group);
 CLI::Option* add_gpu_index_option(CLI::App& sub, std::optional<std::string>& path, const char* group);
 
-// What a plan is made for, beside the model and its predictors.
+// A plan is made for this, beside the model and its predictors.
 struct PlanInputs {
   const model::Sidecar* sidecar = nullptr;  // null: there is none
   std::span<const float> thresholds = {};   // of |act(gate)|, by layer; empty: none

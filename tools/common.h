@@ -1,5 +1,5 @@
 #pragma once
-// What every subcommand that runs a model has in common: its flags, and a loaded model on a device.
+// Every subcommand that runs a model has this in common: its flags, and a loaded model on a device.
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
@@ -90,7 +90,7 @@ class Session {
   engine::ProfilingDevice* profiler() { return profiler_.get(); }
   engine::ProfilingDevice* host_profiler() { return host_profiler_.get(); }
   const model::Sidecar* sidecar() const { return sidecar_ ? &*sidecar_ : nullptr; }  // null: there is none
-  // What --sparsity auto compared, where it had to; else empty.
+  // The ways that --sparsity auto compared, where it had to; else empty.
   const std::vector<Way>& measured_ways() const { return measured_ways_; }
   double load_seconds() const { return load_seconds_; }
   // Thresholds leave out neurons that are not zero.

@@ -30,7 +30,7 @@ struct Options {
   bool schedule = false, json = false, quiet = false, verbose = false;
 };
 
-// What each side does for one layer after the other.
+// The steps of each side, layer after layer.
 std::string schedule_text(const model::Model& m, const engine::Placement& placement) {
   const engine::Schedule schedule(engine::layer_facts(m, placement));
   std::string text;

@@ -62,7 +62,7 @@ std::unique_ptr<Device> make_device(const Options& o, ThreadTeam& team) {
   return cpu::make_device(team);
 }
 
-// What weights are computed with: the GPU where activations are gathered on one.
+// Weights are computed with this: the GPU where activations are gathered on one.
 struct Fitting {
   std::unique_ptr<Device> host;  // of the host's products
   std::unique_ptr<Products> products;
@@ -138,7 +138,7 @@ offline::Candidate make_candidate(const std::string& method, const std::string& 
   return c;
 }
 
-// What --method, --rank and --type leave open.
+// Fills in the settings that --method, --rank and --type leave open.
 std::vector<offline::Candidate> candidates_of(const Options& o, const model::Model& m) {
   const FfnShard& ffn = m.weights().layers.front().ffn;
   if (o.method == "gate-bits" || (o.method != "auto" && o.rank != "auto")) {

@@ -108,7 +108,7 @@ nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_
           {"memory", memory_json(session)}};
 }
 
-// What is done of the prompt, then of what may be generated.
+// Shows how far the prompt is, then how far the text.
 std::string generation_text(Session& session, const Timings& t, int64_t n_prompt, int64_t n_predict) {
   if (t.n_prompt < n_prompt) {
     const double rate = static_cast<double>(t.n_prompt) / t.prompt;

@@ -1,4 +1,4 @@
-// What a session says where the model and its cache do not fit the host's memory.
+// The words of a session whose model and cache do not fit the host's memory.
 #include <algorithm>
 
 #include "core/log.h"
@@ -9,7 +9,7 @@
 
 namespace hearth::tools {
 
-// Of a model that the CPU runs alone; of a divided one the plan knows.
+// For models that the CPU runs alone; the plan knows about divided ones.
 void Session::check_host_memory(const ModelOptions& options) const {
   const model::Config& c = model_->config();
   const int64_t n_ctx = options.n_ctx > 0 ? options.n_ctx : std::min(c.n_ctx_train, engine::kDefaultContext);

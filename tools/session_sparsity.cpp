@@ -10,7 +10,7 @@ namespace hearth::tools {
 
 using engine::Sparsity;
 
-// What the kept speeds are valid for, beside the processor, the GPU and the threads.
+// The kept speeds are valid for this, beside the processor, the GPU and the threads.
 std::string Session::speeds_key(const ModelOptions& o) const {
   std::string key = fmt::format("{} {}", HEARTH_VERSION, model::fingerprint(model_->file()));
   if (sidecar_ && sidecar_->file) key += " sidecar " + model::fingerprint(*sidecar_->file);
@@ -35,7 +35,7 @@ void Session::stop() {
 
 namespace {
 
-// What a start says is said once, however often the model is started.
+// Keeps a start from saying again what the first one said.
 class Silence {
  public:
   Silence() : level_(log::level()) { log::set_level(log::Level::quiet); }

@@ -30,7 +30,7 @@ double share_on_gpu(const model::Model& m, const engine::Placement& p) {
   return all > 0 ? hot / all : 0;
 }
 
-// Of a model that is not divided, by the plan that has it where it is; nullopt for other kernels than usual.
+// Expected of a model that is not divided, by the plan that has it where it is; nullopt for other kernels than usual.
 std::optional<double> plan_speed(Session& session, const ModelOptions& o) {
   if (o.isa || o.no_measure) return std::nullopt;
   try {

@@ -27,7 +27,7 @@ struct StartFacts {
 };
 
 std::string plan_line(const StartFacts& facts);
-// What would make it faster, each with what to type; only what applies.
+// Ways to make it faster, each with what to type; only those that apply.
 std::vector<std::string> hints(const StartFacts& facts);
 
 // Says both on stderr; measures this machine for it, if it was not before. Nothing with --quiet.

@@ -1,5 +1,5 @@
 #pragma once
-// What Linux says about this machine and this process.
+// Facts from Linux about this machine and this process.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -30,7 +30,7 @@ struct SystemMemory {
   size_t cgroup_used = 0;
   std::string transparent_huge_pages;  // "always", "madvise", "never"; empty when unknown
   size_t huge_pages = 0, huge_pages_free = 0;
-  // What this process may take, at most.
+  // This process may take so much at most.
   size_t usable() const {
     if (!cgroup_limit) return available;
     return std::min(available, *cgroup_limit - std::min(*cgroup_limit, cgroup_used));

@@ -46,7 +46,7 @@ void make_folder(const fs::path& path) {
   if (error) fail("cannot make the folder '{}': {}", path.string(), error.message());
 }
 
-// What is in a folder; empty when it is none.
+// The contents of a folder; empty when it is none.
 std::vector<fs::directory_entry> entries(const fs::path& folder) {
   std::vector<fs::directory_entry> all;
   std::error_code error;
@@ -83,7 +83,7 @@ std::vector<RepositoryFile> files_in(const fs::path& snapshot) {
   return files;
 }
 
-// What hearth keeps beside a model's file: MODEL.sparse.gguf, MODEL.down_t.gguf, and what else begins like these.
+// The files that hearth keeps beside a model's: MODEL.sparse.gguf, MODEL.down_t.gguf, and what else begins like these.
 std::vector<fs::path> companions(const fs::path& file) {
   static const std::regex part("-[0-9]{5}-of-[0-9]{5}$");
   const std::string stem = std::regex_replace(file.stem().string(), part, "");

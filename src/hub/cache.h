@@ -42,7 +42,7 @@ struct Contents {
   uint64_t other_bytes = 0;
 };
 
-// What would be removed.
+// All that would be removed.
 struct Removal {
   std::string repository;
   bool whole = false;                        // the folder with everything in it

@@ -80,7 +80,7 @@ std::string list_of(const std::vector<ModelFiles>& models) {
   return text;
 }
 
-// Of several models of one type, those whose name ends with exactly it: "UD-Q4_K_M" is a variant of Q4_K_M.
+// Keeps, if models share a type, those whose name ends with exactly it: "UD-Q4_K_M" is a variant of Q4_K_M.
 std::vector<ModelFiles> of_exact_type(const std::vector<ModelFiles>& models, const std::string& type) {
   std::vector<ModelFiles> exact;
   std::copy_if(models.begin(), models.end(), std::back_inserter(exact),

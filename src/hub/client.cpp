@@ -87,7 +87,7 @@ Listing parse_listing(const std::string& body, const std::string& repository) {
   return listing;
 }
 
-// What a reply with the file's bytes begins with, checked before the first one is kept.
+// The beginning of a reply with the file's bytes, checked before the first one is kept.
 void begin_body(const Reply& reply, const RepositoryFile& file, Partial& partial) {
   if (reply.status == 200) {
     const auto length = number(reply.header("content-length"));

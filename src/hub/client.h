@@ -1,5 +1,5 @@
 #pragma once
-// What the hub offers: a repository's files, and their bytes. Every request is repeated, after a pause that grows, while
+// The hub's offers: a repository's files, and their bytes. Every request is repeated, after a pause that grows, while
 // that may help (Settings).
 #include <functional>
 #include <string>

@@ -9,7 +9,7 @@ struct evp_md_ctx_st;
 
 namespace hearth::hub {
 
-// What a file's etag says about its content: 64 hexadecimal digits are the SHA-256 of the bytes (LFS), 40 are Git's
+// A file's etag says this about its content: 64 hexadecimal digits are the SHA-256 of the bytes (LFS), 40 are Git's
 // SHA-1 of "blob SIZE\0" and the bytes. Another etag says nothing.
 enum class Checksum { none, git_sha1, sha256 };
 Checksum checksum_of(const std::string& etag);

@@ -18,7 +18,7 @@ constexpr int kRedirects = 10;
 constexpr size_t kLongestBody = size_t{64} << 20;  // of an answer that is kept in memory
 constexpr size_t kMostHeaders = 256;
 
-// What curl's callbacks fill. They may not throw through C: `thrown` waits for the request's end.
+// curl's callbacks fill this. They may not throw through C: `thrown` waits for the request's end.
 struct Exchange {
   Reply reply;
   const Http::Sink* sink = nullptr;

@@ -34,7 +34,7 @@ Pulled pull(const ModelName& name, const Settings& settings, const Watcher& watc
 // From the cache alone. Throws Error when it does not hold all of the model.
 Pulled find_cached(const ModelName& name, const Cache& cache);
 
-// What -hf means: pull(), and with a warning what is in the cache where the hub cannot be asked; offline, the cache.
+// The meaning of -hf: pull(), and with a warning what is in the cache where the hub cannot be asked; offline, the cache.
 Pulled resolve(const ModelName& name, const Settings& settings, const Watcher& watcher);
 
 }  // namespace hearth::hub

@@ -25,7 +25,7 @@ struct Settings {
   // A server that asks for a longer pause (Retry-After) is told to the user instead.
   std::chrono::seconds longest_retry_after{300};
   std::function<bool()> cancelled = [] { return false; };
-  // What a user who waits should know. Default: log::info.
+  // Told what a user who waits should know. Default: log::info.
   std::function<void(const std::string&)> notice;
   void tell(const std::string& text) const;
 
