@@ -10,6 +10,7 @@ if(HEARTH_BUNDLE)
   install(TARGETS hearth RUNTIME_DEPENDENCY_SET libraries)
   install(RUNTIME_DEPENDENCY_SET libraries DESTINATION lib/hearth
           PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util)\\.so")
+  install(CODE "set(architecture ${CMAKE_LIBRARY_ARCHITECTURE})")
   install(CODE "set(licences \"${CMAKE_INSTALL_DOCDIR}/libraries\")")
   install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/package/licences.cmake)
 endif()

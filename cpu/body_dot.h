@@ -156,7 +156,7 @@ void dot_all(const RowsView& rows, const RowsView* then, int64_t cols, const uin
   for (int64_t r = 0; rows.ids != nullptr && r < (rows.n < distance ? rows.n : distance); ++r) {
     prefetch<kNear>(row_address(rows, r), 0, row_bytes);
   }
-  const uint8_t *w[R], *ahead[R];
+  const uint8_t *w[R] = {}, *ahead[R] = {};
   int64_t r = 0;
   for (; r + R <= rows.n; r += R) {
     later.group(r, R, distance, w, ahead);

@@ -257,7 +257,7 @@ class CpuDevice final : public HostDevice {
     int64_t n_listed = 0;      // T * n_named of the call
   } mixture_;
   std::vector<ExpertGroup> groups_;  // by expert
-  // What part of a short list each thread gets, summed up: cores differ, because they are different or because somebody
+  // The part of a short list that each thread gets, summed up: cores differ, being different or because somebody
   // else has work for them. How long each took for its part of the last one, of which the parts of the next are learnt.
   std::vector<double> ends_;
   struct alignas(128) Pace {

@@ -1,5 +1,5 @@
 #pragma once
-// What the CPU devices share: host memory with accounting, and copies that are plain memcpy.
+// Shared by the CPU devices: host memory with accounting, and copies that are plain memcpy.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -62,7 +62,7 @@ std::vector<float> weight_row(const Matrix& w, int64_t r) {
   return row;
 }
 
-// What a product with weights of this type sees of token t: the f32 activations, or their 8-bit form.
+// Token t as a product with weights of this type sees it: the f32 activations, or their 8-bit form.
 std::vector<double> input_row(Act in, int64_t t, int64_t n, DType weights) {
   if (is_quantized(weights)) {
     HEARTH_CHECK(in.q8 != nullptr, "quantised weights need the 8-bit form of their input");

@@ -39,7 +39,7 @@ constexpr int64_t kLaneNeurons = 16;
 // parts that follow the speeds, 14 threads of a shared host take 37.5 us for 240 neurons of 24 KB and 126 for 1200; in
 // pieces 44 and 167.
 constexpr int64_t kDealtRows = 96;
-// What one list says of the speeds moves the parts by so much; lists with fewer neurons for each thread say nothing.
+// The speeds that one list shows move the parts by so much; lists with fewer neurons for each thread say nothing.
 constexpr double kLearningRate = 0.05;
 constexpr int64_t kLearntRows = 4;
 constexpr int64_t kSelectPieces = 4;

@@ -17,6 +17,7 @@ void check_runs(std::span<const BatchRun> runs, int64_t T) {
 }  // namespace
 
 void attention(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out) {
+  if (args.latent_norm) return attention_latent(gpu, args, T, partial, counters, out);
   if (args.head_dim % 8 != 0 || args.head_dim > 256) {
     fail("heads of {} dimensions are not supported on the GPU, expected a multiple of 8 up to 256; use --device cpu",
          args.head_dim);

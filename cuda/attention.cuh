@@ -9,6 +9,9 @@ void rope_kv(const Gpu& gpu, const AttentionArgs& args, int64_t T);
 // attention_decode.cu: up to kFewTokens tokens. rotates: q, k and v are raw, of one token; otherwise rope_kv() has run.
 void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, bool rotates, float* partial,
                       unsigned* counters, Act out);
+// attention_latent.cu: any number of tokens, with the rotation and the write to the cache; splits: of few tokens' contexts.
+void attention_latent(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out);
+int64_t latent_splits(const Gpu& gpu, int64_t n_head);
 // attention_prefill.cu: the tokens of args.rows.runs, on tensor cores, after rope_kv().
 void attention_prefill(const Gpu& gpu, const AttentionArgs& args, float* out);
 

@@ -413,7 +413,9 @@ int64_t max_splits(const Gpu& gpu, const Variant& v, int64_t n_head, int64_t n_h
 AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
                                    int64_t max_tokens) {
   const Variant v = choose_variant(n_head / n_head_kv, head_dim);
-  const int64_t pieces = max_tokens * n_head * max_splits(gpu, v, n_head, n_head_kv);
+  int64_t splits = max_splits(gpu, v, n_head, n_head_kv);
+  if (n_head_kv == 1) splits = std::max(splits, latent_splits(gpu, n_head));  // it may be a latent
+  const int64_t pieces = max_tokens * n_head * splits;
   return {static_cast<size_t>(pieces * (head_dim + 2)) * sizeof(float),
           static_cast<size_t>(max_tokens * n_head) * sizeof(unsigned)};
 }

@@ -188,6 +188,12 @@ void CudaDevice::attention(const AttentionArgs& a, int64_t T, Act out) {
   left_ = {};
 }
 
+void CudaDevice::head_products(const HeadProducts& products, int64_t T) {
+  check_reserved(T);
+  cuda::head_products(gpu_, products, T);
+  left_ = {};
+}
+
 Act CudaDevice::ffn_hidden(const FfnShard& s, const Input& in, int64_t T) {
   const bool few = T <= kFewTokens;
   const Act hidden{scratch_.gate, few && s.down && is_quantized(s.down.type) ? scratch_.hidden_q8 : nullptr};

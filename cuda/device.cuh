@@ -9,6 +9,7 @@
 #include "core/device_clock.h"
 #include "core/experts.h"
 #include "core/hand_off.h"
+#include "core/latent_attention.h"
 #include "core/recording.h"
 #include "core/sparse_ffn.h"
 #include "cuda/cuda.h"
@@ -39,6 +40,7 @@ struct LeftNorm {
 class CudaDevice final : public Device,
                          public SparseFfn,
                          public ExpertFfn,
+                         public LatentAttention,
                          public HandOffs,
                          public ColdRows,
                          public Recording,
@@ -53,6 +55,7 @@ class CudaDevice final : public Device,
   void use_from_this_thread() override;
   SparseFfn* sparse_ffn() override { return this; }
   ExpertFfn* expert_ffn() override { return this; }
+  LatentAttention* latent_attention() override { return this; }
   HandOffs* hand_offs() override { return this; }
   ColdRows* cold_rows() override { return this; }
   Recording* recording() override { return this; }
@@ -90,6 +93,7 @@ class CudaDevice final : public Device,
   using Device::matmul;
   void matmul(std::span<const MatmulPart> parts, const Input& in, int64_t T, const NextNorm* next) override;
   void attention(const AttentionArgs& args, int64_t T, Act out) override;
+  void head_products(const HeadProducts& products, int64_t T) override;
   void ffn_dense(const FfnShard& shard, const Input& in, int64_t T, Vector y_bias, float* y,
                  const NextNorm* next) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;

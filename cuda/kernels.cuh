@@ -2,7 +2,7 @@
 // Launchers of all kernels. Each enqueues on gpu.stream and returns; shapes are as in core/ops.h.
 #include <span>
 
-#include "core/ops.h"
+#include "core/latent_attention.h"
 #include "cuda/launch.cuh"
 
 namespace hearth::cuda {
@@ -68,6 +68,9 @@ AttentionScratch attention_scratch(const Gpu& gpu, int64_t n_head, int64_t n_hea
 // out.q8 is made too where it is set. Few tokens' kernels read args.rows while the operation before may still run, and
 // again after it: what rows.pos, slot and pages point to must be numbers of some batch, or zeroes, at any time.
 void attention(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out);
+
+// attention_latent.cu
+void head_products(const Gpu& gpu, const HeadProducts& products, int64_t T);
 
 // --- embed_argmax.cu ---
 void embed(const Gpu& gpu, const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,

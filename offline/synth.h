@@ -2,7 +2,7 @@
 // Synthetic models of real shapes whose activation sparsity is prescribed, so that sparse inference can be measured
 // without anybody's weights. offline/synth_sparsity.h explains how the density is made.
 //
-// What the file holds: llama.cpp's metadata and tensor names, a SentencePiece vocabulary whose words can be tokenised,
+// The file holds llama.cpp's metadata and tensor names, a SentencePiece vocabulary whose words can be tokenised,
 // and in hearth.synth.* the statistics that were asked for. Same options, same bytes, whatever the number of threads.
 //
 // Drift (SynthOptions::drift = X): a share X of the variance of a word's embedding is the direction of its topic.
@@ -64,7 +64,7 @@ struct SynthOptions {
   double drift = 0;                 // see above; 0 to 0.9
   bool dense = false;               // no control: every neuron fires for half of the tokens
   std::string activation = "relu";  // or, with `dense`, silu; of gpt-oss clamped_silu
-  // Of mixtures: how unequally experts are liked, as the standard deviation of what a router adds for an expert whatever
+  // For mixtures: how unequally experts are liked: the standard deviation of what a router adds for an expert whatever
   // the token is, over that of what depends on the token. 0: all alike.
   double expert_skew = 0.5;
   bool transposed_down =

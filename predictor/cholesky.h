@@ -35,7 +35,7 @@ class Cholesky {
   OwnedBlock inverses_;  // [n][kBlock] of the blocks on L's diagonal, one below the other
 };
 
-// What is on a square block's diagonal, and more of it.
+// A square block's diagonal, and more of it.
 std::vector<float> diagonal_of(const Block& a, Products& products);
 void add_to_diagonal(const Block& a, std::span<const float> values, Products& products);
 

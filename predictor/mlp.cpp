@@ -39,7 +39,7 @@ class Parameter {
   OwnedBlock value_, gradient_, first_, second_;
 };
 
-// What training sets out from, in terms of inputs scaled to mean 0 and deviation 1.
+// The start of training, in terms of inputs scaled to mean 0 and deviation 1.
 struct Start {
   std::vector<float> mean, deviation;  // [n] of the inputs
   std::vector<float> fc1, fc2;         // [rank][n], [n_ff][rank]

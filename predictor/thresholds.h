@@ -31,7 +31,7 @@ class NeuronScores {
   std::vector<int64_t> inactive_;  // [T + 1] tokens without a loss among the first i
 };
 
-// What a whole layer keeps, summed over neurons.
+// The share that a whole layer keeps, summed over neurons.
 struct Tally {
   int64_t n = 0;  // tokens * neurons
   int64_t active = 0, predicted = 0, hits = 0;

@@ -16,6 +16,7 @@ struct Alias {
 constexpr std::array kAliases = {
     Alias{"-ngl", "--gpu-layers"},    Alias{"-dev", "--device"}, Alias{"-mg", "--gpu"},
     Alias{"-sys", "--system-prompt"}, Alias{"-cnv", "--chat"},   Alias{"-np", "--parallel"},
+    Alias{"-hf", "--hf-repo"},        Alias{"-hfr", "--hf-repo"},
 };
 
 bool is_number(std::string_view s) {

@@ -10,6 +10,7 @@
 #include "offline/report/bench_plot.h"
 #include "tools/commands.h"
 #include "tools/figures.h"
+#include "tools/hub_models.h"
 #include "tools/output.h"
 
 namespace hearth::tools {
@@ -223,15 +224,17 @@ void bench(BenchOptions o) {
 // In place of the options for one value.
 void add_sweep_options(CLI::App& sub, Sweep& s) {
   for (const char* name :
-       {"--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold", "--link-share"}) {
+       {"--hf-repo", "--model", "--threads", "--ctx-size", "--vram-budget", "--sparse-threshold", "--link-share"}) {
     sub.remove_option(sub.get_option(name));
   }
   const auto several = [&sub](const char* name, std::vector<std::string>& values, const char* help) {
     return sub.add_option(name, values, help)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
-  several("-m,--model", s.models, "Model file, GGUF (of a split model: any part); may be given several times")
-      ->type_name("FILE")
-      ->group("Model");
+  CLI::Option* file =
+      several("-m,--model", s.models, "Model file, GGUF (of a split model: any part); may be given several times")
+          ->type_name("FILE")
+          ->group("Model");
+  add_hf_repo_option(sub, *file);
   sub.add_option("-c,--ctx-size", s.contexts, "Context length in tokens (default: what the tests need)")
       ->delimiter(',')
       ->type_name("N,N,...")

@@ -14,6 +14,7 @@
 #include "tools/bundled_model.h"
 #include "tools/commands.h"
 #include "tools/help_formatter.h"
+#include "tools/hub_models.h"
 #include "tools/output.h"
 
 namespace hearth::tools {
@@ -78,6 +79,9 @@ std::unique_ptr<CLI::App> make_app() {
   register_perplexity(*app);
   register_bench(*app);
   register_inspect(*app);
+  register_pull(*app);
+  register_list(*app);
+  register_rm(*app);
   register_convert(*app);
   register_quantize(*app);
   register_tokenize(*app);
@@ -89,6 +93,7 @@ std::unique_ptr<CLI::App> make_app() {
   register_tune(*app);
   register_report(*app);
   register_doctor(*app);
+  app->parse_complete_callback([top = app.get()] { resolve_hf_repos(*top); });  // before the subcommand's work
   // After the subcommands, which would inherit it.
   app->footer(
       "Text goes to stdout, everything else to stderr. Exit status: 0 done, 1 error (one line on stderr says what to "

@@ -12,6 +12,7 @@
 #include "model/predictors.h"
 #include "model/sidecar.h"
 #include "tools/figures.h"
+#include "tools/hub_models.h"
 #include "tools/system.h"
 
 namespace hearth::tools {
@@ -132,11 +133,16 @@ model::TransposeDown TransposeDownOptions::chosen() const {
   return {wanted, type.empty() ? std::nullopt : parse_dtype(type), cached};
 }
 
+void add_model_file_option(CLI::App& sub, std::string& model) {
+  CLI::Option* file = sub.add_option("-m,--model", model, "Model file, GGUF (of a split model: any part)")
+                          ->required()
+                          ->type_name("FILE")
+                          ->group("Model");
+  add_hf_repo_option(sub, *file)->excludes(file);
+}
+
 void add_model_options(CLI::App& sub, ModelOptions& o) {
-  sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(sub, o.model);
   sub.add_option("-c,--ctx-size", o.n_ctx, "Context length in tokens (default: the model's, at most 4096)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->group("Model");

@@ -62,6 +62,8 @@ void add_logging_options(CLI::App& sub, bool& quiet, bool& verbose);
 void set_logging(bool quiet, bool verbose);
 // -t/--threads alone.
 void add_thread_option(CLI::App& sub, int& threads);
+// -m/--model, which is required, and -hf in its place (hub_models.h).
+void add_model_file_option(CLI::App& sub, std::string& model);
 // All of ModelOptions.
 void add_model_options(CLI::App& sub, ModelOptions& options);
 void add_transpose_down(CLI::App& sub, TransposeDownOptions& options);

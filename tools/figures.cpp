@@ -1,6 +1,5 @@
 #include "tools/figures.h"
 
-#include <array>
 #include <cmath>
 
 #include "core/log.h"
@@ -23,14 +22,6 @@ std::string rate_line(const char* what, double seconds, int64_t n, const char* u
 }
 
 }  // namespace
-
-std::string human_bytes(size_t bytes) {
-  static constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
 
 std::string human_count(size_t count) {
   const auto n = static_cast<double>(count);

@@ -4,11 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/units.h"
+
 namespace hearth::tools {
 
 class Session;
 
-std::string human_bytes(size_t bytes);       // "35.7 MiB"
 std::string human_count(size_t count);       // "35.7M", "6.74B"
 std::string human_duration(double seconds);  // "12 s", "3 min 20 s", "2 h 5 min"
 

@@ -54,10 +54,7 @@ void report(Options o) {
 void register_report(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("report", "Write what is known about a model as one HTML page");
-  sub->add_option("-m,--model", o->model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(*sub, o->model);
   sub->add_option("-o,--output", o->output, "Page to write")->required()->type_name("FILE")->group("General");
   sub->add_option("--sidecar", o->sidecar, "Statistics, predictors and thresholds (default: MODEL.sparse.gguf)")
       ->type_name("FILE")

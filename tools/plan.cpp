@@ -77,10 +77,7 @@ void plan(Options o) {
 void register_plan(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("plan", "Show what would live on the GPU under a budget, and how fast that is");
-  sub->add_option("-m,--model", o->model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(*sub, o->model);
   sub->add_option("--sidecar", o->sidecar, "Activation statistics (default: MODEL.sparse.gguf, where there is one)")
       ->type_name("FILE")
       ->group("Model");

@@ -355,10 +355,7 @@ void compare(const Options& o) {
 }
 
 void add_common(CLI::App& sub, Options& o, const char* tokens) {
-  sub.add_option("-m,--model", o.model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(sub, o.model);
   sub.add_option("--activation", o.activation, "Take the FFN's activation to be this, whatever the file says")
       ->group("Model");
   sub.add_option("-f,--file", o.texts, "Texts; documents are separated by <|endoftext|>")

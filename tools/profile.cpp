@@ -174,10 +174,7 @@ void register_profile(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
       "profile", "Find out which neurons fire, or which experts are chosen, and keep it beside the model");
-  sub->add_option("-m,--model", o->model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(*sub, o->model);
   sub->add_option("-o,--output,--sidecar", o->output, "Sidecar to write or show (default: MODEL.sparse.gguf)")
       ->type_name("FILE")
       ->group("Model");

@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -76,13 +77,31 @@ void LiveLine::clear() {
   drawn_ = false;
 }
 
-std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits,
-                      double seconds) {
+std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits, double seconds) {
   std::string text = fmt::format("{} of {} {}", done, total, unit);
   if (rate > 0) text += fmt::format(", {:.1f} tokens/s", rate);
   if (!std::isnan(hits)) text += fmt::format(", {:.1f} % hits", 100 * hits);
   if (seconds >= 0) text += fmt::format(", {} left", human_duration(seconds));
   return text;
+}
+
+TransferProgress::TransferProgress(std::string name, uint64_t total, uint64_t have)
+    : name_(std::move(name)), total_(total), have_(have), last_(Clock::now()), begin_(last_) {}
+
+void TransferProgress::update(uint64_t have) {
+  if (!line_.due()) return;
+  constexpr double kInterval = 0.2, kMemory = 5;  // seconds
+  const auto now = Clock::now();
+  const double passed = std::max(std::chrono::duration<double>(now - last_).count(), 1e-3);
+  const double age = std::chrono::duration<double>(now - begin_).count();
+  const double recent = have > have_ ? static_cast<double>(have - have_) / passed : 0;
+  const double weight = std::min(1.0, passed / std::min(std::max(age, kInterval), kMemory));
+  rate_ += weight * (recent - rate_);
+  have_ = have, last_ = now;
+  std::string text = fmt::format("{}: {} of {}, {}/s", name_, human_bytes(have), human_bytes(total_),
+                                 human_bytes(static_cast<size_t>(rate_)));
+  if (rate_ > 0) text += ", " + human_duration(static_cast<double>(total_ - have) / rate_) + " left";
+  line_.show(text);
 }
 
 }  // namespace hearth::tools

@@ -46,9 +46,24 @@ class LiveLine {
   Clock::time_point next_;
 };
 
-// "120 of 400 tokens, 38.2 tokens/s, 92.1 % hits, 7 s left"; seconds: left, below 0 = not known. rate: tokens/s, 0 = not known yet; hits: share of the active
-// neurons on the GPU, NaN = none is counted.
-std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits,
-                      double seconds);
+// "120 of 400 tokens, 38.2 tokens/s, 92.1 % hits, 7 s left". rate: tokens/s, 0 = not known yet; hits: share of the
+// active neurons on the GPU, NaN = none is counted; seconds: left, below 0 = not known.
+std::string live_text(const std::string& unit, int64_t done, int64_t total, double rate, double hits, double seconds);
+
+// The progress of a download, on a LiveLine: what is there of all, the rate of the last seconds, the time left.
+class TransferProgress {
+ public:
+  TransferProgress(std::string name, uint64_t total, uint64_t have);
+  void update(uint64_t have);      // cheap when called often
+  void clear() { line_.clear(); }  // room for a message; the next update shows it again
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  LiveLine line_{false};
+  std::string name_;
+  uint64_t total_, have_;
+  double rate_ = 0;  // bytes/s
+  Clock::time_point last_, begin_;
+};
 
 }  // namespace hearth::tools

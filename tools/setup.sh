@@ -38,6 +38,8 @@ libhwloc-dev      header  hwloc.h
 libxxhash-dev     header  xxhash.h
 libcpp-httplib-dev header httplib.h
 libedit-dev       header  histedit.h
+libcurl4-openssl-dev header curl/curl.h
+libssl-dev        header  openssl/evp.h
 '
 # What the tests need besides.
 # shellcheck disable=SC2034  # tools/test's

@@ -6,6 +6,7 @@
 #include "text/stream_decoder.h"
 #include "text/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/hub_models.h"
 #include "tools/output.h"
 #include "tools/prompt.h"
 
@@ -19,7 +20,9 @@ struct TokenizeOptions {
 };
 
 void add_model(CLI::App& sub, std::string& model) {
-  sub.add_option("-m,--model", model, "Model file, GGUF; its vocabulary alone is read")->required()->type_name("FILE");
+  CLI::Option* file =
+      sub.add_option("-m,--model", model, "Model file, GGUF; its vocabulary alone is read")->required()->type_name("FILE");
+  add_hf_repo_option(sub, *file)->excludes(file);
 }
 
 std::string whole_characters(const std::string& bytes) {

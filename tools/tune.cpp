@@ -241,10 +241,7 @@ void add_texts(CLI::App& sub, Options& o) {
 void register_tune(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("tune", "Choose thresholds: how much quality to give for how much speed");
-  sub->add_option("-m,--model", o->model, "Model file, GGUF (of a split model: any part)")
-      ->required()
-      ->type_name("FILE")
-      ->group("Model");
+  add_model_file_option(*sub, o->model);
   sub->add_option("--sidecar", o->sidecar, "Sidecar to write to (default: MODEL.sparse.gguf)")
       ->type_name("FILE")
       ->group("Model");

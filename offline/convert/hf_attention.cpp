@@ -1,4 +1,4 @@
-// What attention does in which layer, and by what the halves of layers are multiplied: config.json's keys of today and
+// Attention by layer, and the factors of the halves of layers: config.json's keys of today and
 // of older releases become llama.cpp's keys, and hearth's own where llama.cpp has none.
 #include <algorithm>
 #include <cmath>

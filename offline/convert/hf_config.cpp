@@ -165,7 +165,7 @@ void read_token_ids(const Fields& f, HfConfig& c) {
   id("pad_token_id", c.pad);
 }
 
-// What holds for every family.
+// Holds for every family.
 void finish(const Fields& f, const HfArchitecture& a, HfConfig& c) {
   if (!c.explicit_head_dim) {
     if (c.n_embd % c.n_head != 0) fail("{}: hidden_size {} does not divide by {} heads", f.where(), c.n_embd, c.n_head);

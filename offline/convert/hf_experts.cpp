@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxDim = int64_t{1} << 20;
 
-// What config.json does not say.
+// Facts that config.json does not say.
 struct Mixture {
   std::string_view hf_name;
   ExpertStyle style;

@@ -343,7 +343,7 @@ class Mapper {
     add(hf + "experts.down_proj", "ffn_down", n_embd, n_ff, 1, 0);
   }
 
-  // What is left must be known to be unnecessary.
+  // All that is left must be known to be unnecessary.
   void check_leftovers(const std::function<void(std::string_view)>& notice) const {
     size_t predictors = 0, ahead = 0;
     const std::string first_ahead = fmt::format("model.layers.{}.", c_.n_layer);

@@ -1,5 +1,5 @@
 #pragma once
-// What a token costs on one machine: bandwidths, the share of them that real kernels reach, and fixed times. One plain
+// The cost of a token on one machine: bandwidths, the share of them that real kernels reach, and fixed times. One plain
 // struct, so that calibrating it is assigning to its fields. Where figures come from:
 //   measured when first needed, and kept (machine.h)   bandwidths, cpu_flops; set_rates(): dense and sparse shares,
 //                                                      fetched_speedup, times of a hand-off
@@ -149,11 +149,11 @@ struct GpuReserve {
   // Through which a prompt's cold weights are streamed.
   uint64_t staging_bytes = engine::ColdStream::kSlots * engine::ColdStream::kSlotBytes;
   uint64_t alignment = 256;  // of every tensor
-  // What Device::reserve() takes, and a row of n activations in the 8-bit form: asked of the GPU's backend, where there
+  // Bytes that Device::reserve() takes, and a row of n 8-bit activations: asked of the GPU's backend, where there
   // is a GPU (cuda::scratch_bytes()).
   std::function<uint64_t(const Limits&)> scratch_bytes = typical_scratch_bytes;
   std::function<uint64_t(int64_t)> q8_bytes = [](int64_t n) { return static_cast<uint64_t>(n + 32) * 5 / 4; };
-  // What a matrix takes on the GPU (cuda/layout.h's adopted_bytes()), for shape_of().
+  // Bytes of a matrix on the GPU (cuda/layout.h's adopted_bytes()), for shape_of().
   MatrixBytes matrix_bytes = bytes_in_file;
 };
 

@@ -15,7 +15,7 @@ struct Alternative {
 };
 struct Explanation {
   std::optional<Alternative> one_more_gib;    // nullopt: everything is on the GPU already, or none is used
-  // Of mixtures: the budget in bytes from which on one more GiB brings less than kWorthPerGib of tokens/s.
+  // For mixtures: the budget in bytes from which on one more GiB brings less than kWorthPerGib of tokens/s.
   std::optional<uint64_t> worthwhile_budget;
   std::optional<double> typical_profile_tps;  // without a profile: tokens/s if this model's activations are typical
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kGiB = uint64_t{1} << 30, kMostBudgets = 48;
 
-// Of a layer that is a mixture.
+// A layer that is a mixture.
 struct ExpertRow {
   int64_t experts = 0, on_gpu = 0;
   double used = 0, hit_rate = 0;

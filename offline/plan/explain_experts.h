@@ -1,5 +1,5 @@
 #pragma once
-// What a plan says of mixtures of experts: by layer, the experts on the GPU, their hit rate, and from which hit rate on
+// Plans of mixtures of experts in words: by layer, the experts on the GPU, their hit rate, and from which hit rate on
 // they pay.
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -81,7 +81,7 @@ class Planner {
   // Everything on the GPU.
   uint64_t largest_useful_budget() const;
 
-  // Of a layer placed as `choice` is: the smallest hit rate at which it is faster with neurons or experts on the GPU
+  // For a layer placed as `choice` is: the smallest hit rate at which it is faster with neurons or experts on the GPU
   // than with none. nullopt: it never is.
   std::optional<double> break_even(size_t layer, const LayerChoice& choice) const;
 

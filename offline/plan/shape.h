@@ -17,7 +17,7 @@ inline uint64_t bytes_in_file(const Matrix& m) {
   return m.bytes();
 }
 
-// Of a mixture of experts, the neurons below are its experts: each has up_down_bytes, and n_used of them are active.
+// The neurons below are the experts, where it is a mixture: each has up_down_bytes, and n_used of them are active.
 struct LayerShape {
   int64_t n_ff = 0;
   bool experts = false;

@@ -26,7 +26,7 @@ struct CalibrationInputs {
 Calibration calibrate(LayerTruth& truth, const Predictor& predictor, const CalibrationInputs& calibration,
                       const CalibrationInputs& validation, int64_t n_embd, Products& products, ThreadTeam& team);
 
-// What the thresholds [n_ff][n_prices] keep on other tokens: [n_prices].
+// The share that the thresholds [n_ff][n_prices] keep on other tokens: [n_prices].
 std::vector<predictor::Tally> tallies_on(LayerTruth& truth, const Predictor& predictor,
                                          std::span<const float> thresholds, const CalibrationInputs& inputs,
                                          int64_t n_embd, Products& products, ThreadTeam& team);

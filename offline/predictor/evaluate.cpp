@@ -73,7 +73,7 @@ class PredictingDevice final : public FfnProbe {
  private:
   float threshold_of(size_t layer) const { return thresholds_.empty() ? 0.0f : thresholds_[layer]; }
 
-  // What the predictor reads, with its 8-bit form where one of its matrices needs that.
+  // The predictor's input, with its 8-bit form where one of its matrices needs that.
   Act input_of(const model::LayerPredictor& p, Act in, int64_t T) {
     Act read = in;
     if (p.input == PredictorInput::residual) read = {residual_.data(), nullptr};

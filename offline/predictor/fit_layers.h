@@ -19,7 +19,7 @@ struct FitPlan {
   uint64_t sample_bytes = uint64_t{4} << 30;  // most that gathered inputs may take
 };
 
-// What tells one fit from another: model, texts and options, without the layers.
+// The key that tells one fit from another: model, texts and options, without the layers.
 nlohmann::json fit_key(const model::Model& model, const Corpus& corpus, const FitPlan& plan);
 
 // Layers whose inputs are gathered together: [k * n, (k + 1) * n) for a k. Throws Error when there is no room for even

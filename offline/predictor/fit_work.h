@@ -1,5 +1,5 @@
 #pragma once
-// What an interrupted fit leaves behind for the next run: a directory beside the sidecar with the layers that are
+// The work that an interrupted fit leaves for the next run: a directory beside the sidecar with the layers that are
 // done, each a file written atomically, and the inputs that the layers under way are fitted on.
 //   key          what is fitted, on what and how, as JSON; another key's work is thrown away
 //   layer-N.gguf the predictor of layer N, in the sidecar's format

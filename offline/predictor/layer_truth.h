@@ -1,5 +1,5 @@
 #pragma once
-// What the neurons of a layer really do on samples, and what a predictor says of them, a block of neurons at a time so
+// Neurons of a layer as they really are on samples, and as a predictor names them, a block of neurons at a time so
 // that memory stays bounded: [neurons][tokens].
 #include <cstdint>
 #include <optional>

@@ -96,7 +96,7 @@ std::vector<const Sequence*> choose(const Corpus& corpus, int64_t max_tokens) {
   return chosen;
 }
 
-// What is to be gathered, known beforehand to the byte.
+// The samples to be gathered, known beforehand to the byte.
 struct Order {
   std::vector<const Sequence*> sequences;
   int64_t tokens[kParts] = {};

@@ -17,7 +17,7 @@
 
 namespace hearth::offline {
 
-// What a token is used for: fitting weights, calibrating thresholds, choosing among candidates.
+// The use of a token: fitting weights, calibrating thresholds, choosing among candidates.
 enum class Part { fit, calibrate, validate };
 constexpr int kParts = 3;
 

@@ -10,7 +10,7 @@ namespace hearth::offline {
 
 class ExpertCounter {
  public:
-  // Of n_expert experts, n_used are chosen for each token; ids from n_expert on (the shared expert) are not counted.
+  // n_used of n_expert experts are chosen for each token; ids from n_expert on (the shared expert) are not counted.
   ExpertCounter(int64_t n_expert, int64_t n_used);
 
   // A new text begins: its tokens have no predecessors.

@@ -11,7 +11,7 @@
 namespace hearth::offline {
 namespace {
 
-// Of `counts`, the part that falls on a share of the experts, the first ones of `order`.
+// The part of `counts` that falls on a share of the experts, the first ones of `order`.
 double covered(const std::vector<uint64_t>& counts, const std::vector<size_t>& order, double share) {
   const auto n = static_cast<size_t>(std::lround(share * static_cast<double>(order.size())));
   return share_of_first(counts, order, std::max<size_t>(1, n));

@@ -1,5 +1,5 @@
 #pragma once
-// What a profile says of mixtures of experts, layer by layer.
+// A profile's summary of mixtures of experts, layer by layer.
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace hearth::offline {
 
 constexpr std::array<double, 3> kHottestExperts = {0.1, 0.2, 0.4};  // shares of a layer's experts, one expert at least
 
-// Of the experts that a router chooses from; a shared expert is not among them.
+// The experts that a router chooses from; a shared expert is not among them.
 struct ExpertSummary {
   size_t layer = 0;
   int64_t n_expert = 0, n_used = 0;
@@ -25,7 +25,7 @@ struct ExpertSummary {
   std::array<std::optional<double>, model::kUnionTokens.size()> growth;
   std::optional<double> foreseen;  // of a token's experts, those that the router names on the layer before's input
 };
-// Of the layers that are mixtures.
+// The layers that are mixtures.
 std::vector<ExpertSummary> summarize_experts(const model::Sidecar& sidecar);
 // Over layers; what a layer lacks is left out. `layers` must not be empty.
 ExpertSummary mean_of(const std::vector<ExpertSummary>& layers);

@@ -26,7 +26,7 @@ class FfnProbe : public ForwardingDevice {
   // The rows that an FFN reads, normed by the inner device where it was to do that on the way.
   Act rows_of(const Input& in, int64_t T);
   // Pre-activations, biases included, of T tokens: gate_ [T][n_ff] and, where `with_up` and the layer has one, up_.
-  // What they held before is gone.
+  // Their contents of before are gone.
   void evaluate(const FfnShard& shard, Act in, int64_t T, bool with_up);
 
   const model::Model& model_;

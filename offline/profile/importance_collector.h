@@ -9,7 +9,7 @@
 
 namespace hearth::offline {
 
-// What a layer's matrices read. Matrices that read the same have the same importance.
+// The inputs of a layer's matrices. Matrices that read the same have the same importance.
 enum class MatrixInput {
   attention,    // attn_q, attn_k, attn_v, or attn_qkv
   attn_output,  // attn_output

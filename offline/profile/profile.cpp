@@ -12,7 +12,7 @@
 namespace hearth::offline {
 namespace {
 
-// What was gathered and what is asked for must be the same, or sums of different things would be added.
+// Gathered and asked-for sums must be of the same, or sums of different things would be added.
 void check_continues(const model::Statistics& s, const Corpus& corpus, const ProfileOptions& o) {
   if (s.texts != corpus.texts) {
     fail(

@@ -1,5 +1,5 @@
 #pragma once
-// What a profile says, layer by layer.
+// A profile's summary, layer by layer.
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>

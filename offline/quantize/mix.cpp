@@ -30,13 +30,13 @@ constexpr std::array kMixes = {
     Mix{"MXFP4_MOE", 38, DType::mxfp4, kExpertsMXFP4},
 };
 
-// What a tensor is for the rules.
+// A tensor's part, for the rules.
 enum class Part { embedding, head, attn_v, attn_k, attn_output, down, experts, other };
 
 // A rule of Falcon alone, or of every other model.
 enum class Arch { any, falcon, not_falcon };
 
-// What else must hold. Layer i of n counts the layers that have such a tensor.
+// A rule's other condition. Layer i of n counts the layers that have such a tensor.
 enum class When {
   always,
   first_2,             // i < 2
@@ -102,7 +102,7 @@ constexpr std::array kRules = {
     Rule{kIQ4NL | kIQ4XS, Part::down, DType::q5_k, When::first_8th_unguided},
 };
 
-// What rows get that blocks of 256 do not divide.
+// The types of rows that blocks of 256 do not divide.
 struct Narrower {
   DType from, to;
 };

@@ -21,7 +21,7 @@ struct Mix {
   unsigned bit;  // in the rules' sets of mixes
 };
 
-// What a user asks for: one type for every matrix, or a mix.
+// A user's wish: one type for every matrix, or a mix.
 struct FileType {
   FileType(DType type) : name(traits(type).name), base(type), file_type(traits(type).file_type) {}  // NOLINT: implicit
   explicit FileType(const Mix& m) : name(m.name), base(m.base), file_type(m.file_type), mix(&m) {}
@@ -40,7 +40,7 @@ std::optional<FileType> parse_file_type(std::string_view name);
 // For help and messages: "Q2_K, Q2_K_S, ...".
 std::string mix_names();
 
-// What the rules ask about a model.
+// The facts of a model that the rules ask for.
 struct MixModel {
   std::string arch;  // general.architecture
   int64_t n_layer = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What `hearth quantize` does with each tensor: its type, its layout, its importance. Decided before a byte is written.
+// The plan of `hearth quantize` by tensor: its type, its layout, its importance. Decided before a byte is written.
 #include <optional>
 #include <string>
 #include <string_view>

@@ -1,5 +1,5 @@
 #pragma once
-// What a tuning run found, as JSON (kept in the sidecar, read by reports) and as a table.
+// The findings of a tuning run, as JSON (kept in the sidecar, read by reports) and as a table.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace hearth::offline {
 
-// What a record says beside the result.
+// A record's facts beside the result.
 struct TuneContext {
   std::string model, fingerprint, device;
   std::vector<model::ProfiledText> texts;  // the last one is for validation when `separate_validation`

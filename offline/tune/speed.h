@@ -1,5 +1,5 @@
 #pragma once
-// What thresholds save: time per token by the planner's cost model, from how often each neuron exceeds its threshold.
+// The gain of thresholds: time per token by the planner's cost model, from how often each neuron exceeds its threshold.
 #include <vector>
 
 #include "offline/plan/planner.h"

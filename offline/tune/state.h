@@ -1,5 +1,5 @@
 #pragma once
-// What a tuning run has measured so far, in a file beside the sidecar, so that an interrupted run goes on where it
+// The measurements of a tuning run so far, in a file beside the sidecar, so that an interrupted run goes on where it
 // stopped and another bound needs no second sweep.
 #include <filesystem>
 #include <map>

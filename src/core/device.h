@@ -29,7 +29,7 @@ class RowPrefetch;
 class ColdRows;
 class Recording;
 
-// What device memory is used for; every byte is accounted under one of these.
+// Purposes of device memory; every byte is accounted under one of these.
 enum class Purpose { weights, kv_cache, activations, scratch, predictor, context };
 const char* to_string(Purpose purpose);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a device implements besides Device when it works beside the thread that issues its operations: time stamps in
+// A clock, for devices that work beside the thread that issues their operations: time stamps in
 // the order of the operations, so that these can be timed without waiting for each.
 #include <vector>
 

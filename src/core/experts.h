@@ -79,7 +79,7 @@ struct ExpertSet {
 // and rows of an expert that several tokens chose are read from memory once.
 class ExpertFfn {
  public:
-  // What the device needs to find a layer's experts by their ids, made once of the adopted ones; null where it needs
+  // The device's table of a layer's experts by their ids, made once of the adopted ones; null where it needs
   // nothing. Throws Error for experts that it has no kernels for.
   virtual const void* adopt_experts(const ExpertSet& /*adopted*/) { return nullptr; }
   // Chooses the experts of T tokens. `in`: what the router reads.

@@ -14,9 +14,9 @@ struct HeadProducts {
   int64_t n_head = 0, n_tail = 0;
   const float* x = nullptr;  // [T][n_head][cols + n_tail]
   float* y = nullptr;        // [T][n_head][n_tail + rows]
-  int64_t rows() const { return w.rows / n_head; }
-  int64_t x_stride() const { return w.cols + n_tail; }
-  int64_t y_stride() const { return n_tail + rows(); }
+  constexpr int64_t rows() const { return w.rows / n_head; }
+  constexpr int64_t x_stride() const { return w.cols + n_tail; }
+  constexpr int64_t y_stride() const { return n_tail + rows(); }
 };
 
 // Devices that compute it. Up to kFewTokens tokens, a token's results have the same bits whatever the others are.

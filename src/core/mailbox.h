@@ -181,7 +181,7 @@ class HostMailbox : public Mailbox {
   uint32_t posted_ = 0;
 };
 
-// What a failure is, in words.
+// A failure in words.
 std::string describe(MailboxFailure failure, std::chrono::milliseconds patience);
 
 }  // namespace hearth

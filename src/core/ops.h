@@ -1,5 +1,5 @@
 #pragma once
-// What the operations of core/device.h are told. Shapes are written [rows][cols], row-major; T is the number of tokens
+// Arguments of the operations of core/device.h. Shapes are written [rows][cols], row-major; T is the number of tokens
 // (rows of activations) in the call. Pointers and views are in the device's own address space.
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@ constexpr int64_t kFewTokens = 8;
 
 enum class NormKind { rms, layer };
 
-// What is applied to the gate's pre-activation z. `fat_relu`: z > threshold ? z : 0 (ProSparse). `relu2`: relu(z)^2.
+// Functions of the gate's pre-activation z. `fat_relu`: z > threshold ? z : 0 (ProSparse). `relu2`: relu(z)^2.
 // `gelu_tanh`: GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel 2016).
 // `clamped_silu` (gpt-oss): z' sigmoid(kClampedSiluAlpha z'), z' = min(z, threshold); it makes u' + 1 of the other
 // factor u, with u' = u between -threshold and threshold.
@@ -34,7 +34,7 @@ struct Limits {
   int64_t n_ff = 1;
   int64_t n_embd = 1;
   int64_t n_head = 1, n_head_kv = 1, head_dim = 1;
-  // Of mixtures: experts of a layer, the shared one among them; those named for a token; neurons of the largest one.
+  // For mixtures: experts of a layer, the shared one among them; those named for a token; neurons of the largest one.
   int64_t n_experts = 0, n_named = 0, n_ff_expert = 0;
   bool quantized_weights = false;
 };
@@ -47,7 +47,7 @@ struct NormArgs {
   // y = (x - mean) / sqrt(var + eps) * weight + bias, or x / sqrt(mean(x^2) + eps) * weight
 };
 
-// What an operation reads: rows that are there, or the norm of rows, which the operation does itself, on the way or
+// An operation's input: rows that are there, or the norm of rows, which the operation does itself, on the way or
 // before. Then `act` is where the norm's result goes; later operations read it there.
 struct Input {
   Act act;                   // [T][n]
@@ -128,7 +128,7 @@ struct AttentionArgs {
   Vector sinks;           // [n_head], or empty: another score of each head, which takes its share and has no value
   int64_t window = 0;
   int64_t max_kv = 0;  // upper bound of every pos[t] + 1: fixes grids, results do not depend on it
-  // Of a head's values and results; rows of values in the cache are head_dim apart.
+  // Elements of a head's values and results; rows of values in the cache are head_dim apart.
   int64_t value_dim() const { return latent_norm ? latent_norm.n : head_dim; }
   const f16_t* values() const { return latent_norm ? cache.k + head_dim - latent_norm.n : cache.v; }
 };

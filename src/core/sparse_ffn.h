@@ -11,7 +11,7 @@
 
 namespace hearth {
 
-// What goes to the CPU along with the lists of its neurons: x [T][n], posted in `mailbox` (null: nothing is posted).
+// Sent to the CPU along with the lists of its neurons: x [T][n], posted in `mailbox` (null: nothing is posted).
 struct HandOff {
   Mailbox* mailbox = nullptr;
   const float* x = nullptr;

@@ -114,7 +114,7 @@ struct ThreadTeam::State {
   };
 
   static constexpr auto kNoJob = [](int /*thread*/) {};
-  // What threads watch, on one line.
+  // All that threads watch, on one line.
   struct alignas(kLine) Call {
     // Idle members, who may sleep on it: the number of the current job.
     std::atomic<uint32_t> epoch{0};

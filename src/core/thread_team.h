@@ -54,7 +54,7 @@ class ThreadTeam {
   struct Round {
     int64_t n = 0, grain = 1;
     FunctionRef<void(int64_t begin, int64_t end, int thread)> work;
-    // What a thread does that waits for this round's last pieces: calls with step 0, 1, ... until one returns false or
+    // The work of a thread that waits for this round's last pieces: calls with step 0, 1, ... until one returns false or
     // the next round begins. A thread that is inside a call then comes late by what is left of it. Not after the last
     // round, nor after a `direct` one.
     FunctionRef<bool(int thread, int64_t step)> meanwhile = kNothing;

@@ -11,7 +11,7 @@
 
 namespace hearth::engine {
 
-// What a device has to reserve to run this model.
+// The limits that a device reserves memory for to run this model.
 Limits limits_of(const model::Config& config, int64_t n_ctx, int64_t n_batch, bool quantized);
 
 // How large the activations are.
@@ -27,7 +27,7 @@ struct ActivationShape {
 struct Activations {
   Activations() = default;
   Activations(Device& device, const model::Config& config, const ActivationShape& shape);
-  // What that allocates. `q8_bytes`: Device::q8_bytes().
+  // Bytes that it allocates. `q8_bytes`: Device::q8_bytes().
   static size_t bytes(const model::Config& config, const ActivationShape& shape, FunctionRef<size_t(int64_t)> q8_bytes);
 
   // One upload brings what varies from pass to pass: ids, positions, slots, then the table of pages.
@@ -42,7 +42,7 @@ struct Activations {
   float* k = nullptr;        // [T][n_head_kv * head_dim]
   float* v = nullptr;        // [T][n_head_kv * head_dim]
   Act attn;                  // [T][Config::n_attended()] output of the attention
-  // Of multi-head latent attention: queries before anything is absorbed, [T][Config::n_queries()]; the latent that they
+  // In multi-head latent attention: queries before anything is absorbed, [T][Config::n_queries()]; the latent that they
   // are made of, [T][n_q_latent], before its norm and after; what is attended to, [T][n_head * n_latent].
   float* q_heads = nullptr;
   float* q_latent = nullptr;

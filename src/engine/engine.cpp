@@ -90,7 +90,7 @@ std::vector<LayerFacts> undivided(const model::Model& m, Sparsity sparsity) {
   return layers;
 }
 
-// What a plan's layers make of the asked mode: a plan may have found that a predictor does not pay anywhere.
+// The mode that a plan's layers make of the asked one: a plan may have found that a predictor does not pay anywhere.
 Sparsity sparsity_of(std::span<const LayerFacts> layers) {
   const auto any = [&](Selection s) {
     return std::any_of(layers.begin(), layers.end(), [s](const LayerFacts& l) { return l.selection == s; });

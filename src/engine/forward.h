@@ -70,19 +70,19 @@ class Forward {
   // y += the weighted sum of the chosen experts that this device has.
   void ffn_experts(int64_t layer, const ExpertChoice& choice, const Input& in, float* y) const;
 
-  // What an operation of this layer's FFN reads. x: the residual stream.
+  // The input of an operation of this layer's FFN. x: the residual stream.
   Input ffn_input(int64_t layer, Reads reads, const float* x) const;
   // The norm that reads y next, when it is the FFN's of this layer, the attention's, or the head's.
   // (Only where there is that norm.)
   NextNorm next_ffn(int64_t layer, bool predicts) const;
   NextNorm next_attention(int64_t layer) const;
   NextNorm next_head() const;
-  // What a predictor, of this layer or the next one, reads on the input of this layer's FFN.
+  // The input of a predictor, this layer's or the next one's, on the input of this layer's FFN.
   Act predictor_input(const model::LayerPredictor& predictor, int64_t layer, const float* x) const;
 
  private:
   NormArgs norm_args(const model::Norm& norm) const;
-  // What an operation reads: the norm of x; x itself where there is no such norm.
+  // An operation's input: the norm of x; x itself where there is no such norm.
   Input input(const model::Norm& norm, const float* x, Act result) const;
   // Queries, keys and values -> act.q, .k, .v.
   void project(const model::LayerWeights& w, const Input& in) const;

@@ -24,7 +24,7 @@ class HostSide {
 
  private:
   class Layer;
-  // What a hand-off has brought, and what becomes of it.
+  // The contents of a hand-off, and their results.
   struct Letters {
     const float* x = nullptr;  // [T][n_embd] the residual stream, where that is what hand-offs bring
     Act input;                 // the FFN's input

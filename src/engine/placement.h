@@ -39,7 +39,7 @@ struct LayerPlacement {
   Where predictor = Where::cpu;     // of fc1, fc2; only with Selection::predictor
   std::vector<int32_t> gpu_bucket;  // ascending original ids; row k of the GPU's pack is neuron gpu_bucket[k]
   std::vector<int32_t> gpu_linked;  // ascending original ids, disjoint from it; where a predictor on the GPU selects
-  // Of a mixture, instead of gpu_bucket: ascending ids of the experts on the GPU, the shared one's being the number of
+  // For a mixture, instead of gpu_bucket: ascending ids of the experts on the GPU, the shared one's being the number of
   // the others. Those that are left are on the CPU.
   std::vector<int32_t> gpu_experts;
   // While the GPU computes the layer before, it tells the CPU which of this layer's neurons it will probably be asked

@@ -82,7 +82,7 @@ class ProfilingDevice final : public ForwardingDevice {
   Recording* recording() override { return enabled_ ? nullptr : inner_.recording(); }
 
  private:
-  // What lies between two stamps.
+  // The span between two stamps.
   struct Interval {
     std::string operation;
     Part part;

@@ -37,7 +37,7 @@ inline bool skips_neurons(BatchKind kind) {
   return kind == BatchKind::one || kind == BatchKind::few;
 }
 
-// What the configuration and the placement say about one layer. Invariants are checked by check_facts().
+// Facts of one layer, by the configuration and the placement. Invariants are checked by check_facts().
 struct LayerFacts {
   bool parallel = false;      // x += attention(n_a(x)) + ffn(n_f(x)); otherwise one after the other
   bool post_norms = false;    // what a half adds to x is normed before: x += norm(half), on the main device
@@ -133,7 +133,7 @@ LayerSchedule compile(const LayerFacts& layer, const LayerFacts* next, BatchKind
 // Throws Error naming the layer when facts contradict each other, within a layer or with the layer before.
 void check_facts(std::span<const LayerFacts> layers);
 
-// What is wrong with the lists, in one line; nothing when they are right.
+// The fault of the lists, in one line; nothing when they are right.
 std::optional<std::string> check(const LayerFacts& layer, BatchKind kind, const LayerSchedule& schedule);
 
 // All layers, by kind of batch: compiled and checked.

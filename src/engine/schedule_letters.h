@@ -1,5 +1,5 @@
 #pragma once
-// What the letters of hand-offs have in common. Part of schedule*.cpp.
+// Shared by the letters of hand-offs. Part of schedule*.cpp.
 #include "engine/schedule.h"
 
 namespace hearth::engine {

@@ -45,7 +45,7 @@ struct SplitWeights {
   bool embedding_on_host = false, output_on_host = false;
 };
 
-// What a placement and a model say about each layer, when every neuron that is to be linked can be. `main_can_route`:
+// Facts of each layer, by a placement and a model, when every neuron that is to be linked can be. `main_can_route`:
 // the main device offers ExpertFfn; without it a placement must leave all experts to the CPU, or Error is thrown.
 std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& placement, bool main_can_route = true);
 

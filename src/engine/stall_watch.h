@@ -19,7 +19,7 @@ class StallWatch {
  public:
   using Handler = std::function<void(const std::string& why)>;
 
-  // What is stuck is handed to `on_stall` in one line, once, in a thread of the watch's own; the handler's only
+  // The stuck phase is handed to `on_stall` in one line, once, in a thread of the watch's own; the handler's only
   // sensible end is that of the process. flags: of the mailbox between the two sides; null for an undivided model.
   StallWatch(std::shared_ptr<const MailboxMemory> flags, std::chrono::milliseconds patience,
              std::chrono::milliseconds grace, Handler on_stall);

@@ -1,5 +1,5 @@
 #pragma once
-// What a token makes each side read, layer by layer, and the time below which no implementation of the same division
+// Bytes that each side reads for a token, layer by layer, and the time below which no implementation of the same division
 // can get: these bytes over the bandwidths of their memories.
 #include <cstdint>
 #include <vector>
@@ -15,7 +15,7 @@ struct DensityStats {
   std::vector<double> active;                            // per layer: neurons active, summed over steps
   std::vector<double> active_on_host;                    // of those, computed by the CPU beside a main device
   std::vector<double> active_linked;                     // computed by the main device, read from host memory
-  // Of mixtures that are divided: experts that were named in each layer, and those of them that the host has.
+  // For divided mixtures: experts that were named in each layer, and those of them that the host has.
   std::vector<double> experts, experts_on_host;
   double density(int64_t n_ff) const;                    // mean share of active neurons; NaN before the first step
   double host_share() const;                             // share of the active neurons, or experts, that the host has; or NaN

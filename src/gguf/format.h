@@ -1,5 +1,5 @@
 #pragma once
-// What the reader and the writer agree on; not part of the public interface. Source: ggml-org/ggml docs/gguf.md.
+// Shared by the reader and the writer; not part of the public interface. Source: ggml-org/ggml docs/gguf.md.
 #include <array>
 #include <cstdint>
 #include <string_view>

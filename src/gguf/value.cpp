@@ -99,7 +99,7 @@ std::string target_name() {
     return "an array of strings";
 }
 
-// What was found, short enough for a one-line message.
+// The found value, short enough for a one-line message.
 std::string describe(const Value& value) {
   return std::visit(
       [&](const auto& v) -> std::string {

@@ -29,7 +29,7 @@ class ExpertBinder {
       refuse("ffn_gate_up_exps.bias");
     } else {
       if (c_.ffn.gated) bind(l, "ffn_gate", e_.n_ff, c_.n_embd, [](Expert& e) { return &e.ffn.gate; });
-      // Of ungated families the first matrix decides which neurons are active, as a gate does.
+      // The first matrix of ungated families decides which neurons are active, as a gate does.
       const bool gated = c_.ffn.gated;
       bind(l, "ffn_up", e_.n_ff, c_.n_embd, [=](Expert& e) { return gated ? &e.ffn.up : &e.ffn.gate; });
       if (gated) bind_bias(l, "ffn_gate_exps", e_.n_ff, [](Expert& e) { return &e.ffn.gate_bias; });

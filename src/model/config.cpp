@@ -60,7 +60,7 @@ void read_heads(const KeyReader& keys, Config& c) {
   }
 }
 
-// What multiplies embeddings, halves of layers and logits (Granite divides its logits).
+// Multipliers of embeddings, halves of layers and logits (Granite divides its logits).
 void read_scales(const KeyReader& keys, const Architecture& arch, Config& c) {
   const double width = std::sqrt(static_cast<double>(c.n_embd));
   const double residual = keys.positive("residual_scale", 1);

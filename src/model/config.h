@@ -1,5 +1,5 @@
 #pragma once
-// What a model is: shapes and conventions read from GGUF metadata (llama.cpp's keys) and, where the metadata is silent,
+// A model: shapes and conventions read from GGUF metadata (llama.cpp's keys) and, where the metadata is silent,
 // from the tensors that are there.
 #include <cstdint>
 #include <optional>
@@ -38,12 +38,12 @@ struct ActivationName {
 };
 ActivationName parse_activation(std::string_view name);
 
-// What the file's FFN is taken to be. `override_activation` (a name as above) wins over everything. Throws Error when
+// The FFN that a file is taken to have. `override_activation` (a name as above) wins over everything. Throws Error when
 // the architecture is not known and nothing says what the activation is.
 FfnDescription describe_ffn(const gguf::File& file,
                             const std::optional<std::string>& override_activation = std::nullopt);
 
-// What one layer's attention does beside what all do.
+// One layer's own attention, beside what all have.
 struct LayerAttention {
   int64_t window = 0;  // positions that a token sees, its own among them; 0 = all
   int rope = 0;        // of Config::ropes; -1: keys and queries are not rotated

@@ -1,4 +1,4 @@
-// What attention does in which layer: llama.cpp's keys, hearth's own where llama.cpp has none, then the description.
+// Attention by layer: llama.cpp's keys, hearth's own where llama.cpp has none, then the description.
 #include <string>
 
 #include "model/config_reader.h"
@@ -123,7 +123,7 @@ void read_latent(const KeyReader& keys, Config& c) {
   c.n_head_kv = 1;
   c.n_rot = keys.dimension("rope.dimension_count", 4096);
   c.latent.n_latent = keys.dimension("attention.kv_lora_rank");
-  // Of V2-Lite and its like, llama.cpp does not look at the key.
+  // llama.cpp does not look at the key in V2-Lite and its like.
   if (keys.file().find_tensor("blk.0.attn_q_a.weight") != nullptr) {
     c.latent.n_q_latent = keys.dimension("attention.q_lora_rank");
   }

@@ -10,7 +10,7 @@
 namespace hearth::model {
 namespace {
 
-// What the keys do not say about an architecture's routing (llama.cpp, src/models/*.cpp). One row each.
+// An architecture's routing, as far as the keys do not say it (llama.cpp, src/models/*.cpp). One row each.
 struct RoutingTraits {
   std::string_view arch;
   Gating gating;

@@ -38,7 +38,7 @@ struct LayerPredictor {
   }
 };
 
-// What multi-head latent attention has besides (LatentDescription). wq makes n_plain + n_rot elements of each head, of
+// More of multi-head latent attention (LatentDescription). wq makes n_plain + n_rot elements of each head, of
 // the layer's input or of its latent; wk makes the latent of keys and values, and there is no wv.
 struct LatentWeights {
   Matrix q_a;        // [n_q_latent][n_embd], or empty
@@ -155,7 +155,7 @@ class Model {
   // quantised standard `ffn_down` is quantised again, if LoadOptions::transpose_down asks for it; otherwise the reason
   // is returned and nothing changes. The transposed copy replaces the mapped original, whose pages are released.
   std::optional<std::string> prepare_sparse();
-  // What that has changed so far.
+  // The error that it has made so far.
   const RequantizationError& requantization_error() const { return requantization_error_; }
 
   // Lets go of the memory behind a layer's attention or FFN once a device has its own copy: pages of the mapping (they

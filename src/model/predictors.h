@@ -12,7 +12,7 @@
 //   blk.N.fc1.bias      f32 [rank]           optional
 //   blk.N.fc2.weight    [rank, n_ff]         [n_embd, n_ff] for gate-bits
 //   blk.N.predictor_threshold   f32 [n_ff]
-// What the fields mean is said at core/device.h's Predictor.
+// The fields are explained at core/device.h's Predictor.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -86,7 +86,7 @@ bool set_score_threshold(Model& model, float score);
 
 namespace detail {
 
-// What a sidecar's writer does with its predictors: keys first, tensors in the same order as their data.
+// Predictors as a sidecar's writer has them: keys first, tensors in the same order as their data.
 struct PendingTensor {
   size_t index;
   const void* data;

@@ -54,7 +54,7 @@ struct MeanShare {
   }
 };
 
-// What the model file's own predictor named, over a few tokens (none: it was not tried, or there is none).
+// Neurons that the model file's own predictor named, over a few tokens (none: it was not tried, or there is none).
 struct NamedNeurons {
   uint64_t named = 0, active = 0;
   std::optional<double> per_active() const {
@@ -105,7 +105,7 @@ struct Statistics {
   uint64_t tokens_heldout = 0;    // counted in `active_heldout`
   bool tokens_estimated = false;  // an import that does not say: the most active neuron is taken as always active
   float threshold = 0.0f;         // of |act(gate)|
-  // What a later run needs to continue, and to refuse to continue something else.
+  // State that a later run needs to continue, and to refuse to continue something else.
   std::vector<ProfiledText> texts;
   uint64_t window = 0;          // longest sequence, tokens
   uint64_t heldout_every = 0;   // one document of this many is held out; 0 = none

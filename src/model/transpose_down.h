@@ -7,7 +7,7 @@
 
 namespace hearth::model {
 
-// What requantising has changed: sums over the weights of squared differences, and of squares.
+// The change by requantising: sums over the weights of squared differences, and of squares.
 struct RequantizationError {
   double squared_error = 0, squared = 0;
   double relative() const;  // root of their quotient

@@ -27,7 +27,7 @@ struct TransposedFile {
   RequantizationError error;
   std::vector<TransposedDown> layers;  // views of the file, in the order in which they were wanted
 
-  // What `path` holds, if it is of the model with this fingerprint and has each of the wanted matrices in its type and
+  // Contents of `path`, if it is of the model with this fingerprint and has each of the wanted matrices in its type and
   // shape; nothing where there is no file, or that of another model or type. Throws Error when it cannot be read.
   static std::optional<TransposedFile> find(const std::filesystem::path& path, const std::string& fingerprint,
                                             const std::vector<TransposedDown>& wanted);

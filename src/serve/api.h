@@ -1,5 +1,5 @@
 #pragma once
-// What every protocol's handlers share: checked request bodies, prompts from messages, and answers that end with their client.
+// Shared by every protocol's handlers: checked request bodies, prompts from messages, and answers that end with their client.
 #include <httplib.h>
 
 #include <functional>
@@ -98,7 +98,7 @@ struct Answer {
   std::vector<Piece> pieces;
   End end;
 };
-// What is sent of a stream; every part may be empty.
+// Messages of a stream; every part may be empty.
 class StreamFormat {
  public:
   virtual ~StreamFormat() = default;

@@ -192,7 +192,7 @@ void Scheduler::admit() {
   }
 }
 
-// What a text evaluates next: its last token, or its prompt up to the next page's beginning.
+// The next tokens of a text: its last token, or its prompt up to the next page's beginning.
 std::span<const int32_t> Scheduler::next_of(const Running& r) const {
   if (!r.reads_prompt()) return {&r.next, 1};
   const std::span<const int32_t> prompt = r.job->task().prompt;

@@ -37,7 +37,7 @@ struct SchedulerOptions {
   bool join_prompts = false;
 };
 
-// What is seen from outside, as of the last step.
+// The view from outside, as of the last step.
 struct SlotStats {
   int64_t task = 0, n_prompt = 0, n_past = 0, n_generated = 0;
   bool prompt = false;  // it is still being read

@@ -3,7 +3,7 @@
 namespace hearth::text::utf8 {
 namespace {
 
-// What may follow a lead byte: `length` bytes in all, the second within [low, high], the others 80..BF. length 0: no
+// Bytes that may follow a lead byte: `length` bytes in all, the second within [low, high], the others 80..BF. length 0: no
 // lead byte.
 struct Lead {
   size_t length;

@@ -19,6 +19,8 @@ struct Shape {
   bool norm = false;
   float soft_cap = 0;
   bool sinks = false;
+  int64_t latent = 0;  // elements of the latent that a key ends with, which is the value, too
+  int64_t value_dim() const { return latent > 0 ? latent : head_dim; }
 };
 // New tokens of one sequence, which has first_position in the cache already.
 struct Part {
@@ -30,8 +32,8 @@ struct AttentionCase {
 };
 void PrintTo(const AttentionCase& c, std::ostream* os) {
   const Shape& s = c.shape;
-  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {} cap {} sinks {}:", s.n_head, s.n_head_kv, s.head_dim,
-                     s.window, static_cast<int>(s.rope), s.norm, s.soft_cap, s.sinks);
+  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {} cap {} sinks {} latent {}:", s.n_head, s.n_head_kv, s.head_dim,
+                     s.window, static_cast<int>(s.rope), s.norm, s.soft_cap, s.sinks, s.latent);
   for (const Part& p : c.parts) *os << fmt::format(" {}+{}", p.first_position, p.n_rows);
 }
 
@@ -85,16 +87,18 @@ class PagedTokens {
     }
     const auto floats = [&](int64_t n) { return std::make_unique<Twin<float>>(ref, gpu, random_floats(rng, n)); };
     n_q_ = shape_.n_head * shape_.head_dim, n_kv_ = shape_.n_head_kv * shape_.head_dim;
+    n_out_ = shape_.n_head * shape_.value_dim();
     q_ = floats(T_ * n_q_), k_ = floats(T_ * n_kv_), v_ = floats(T_ * n_kv_);
     q_norm_ = floats(shape_.head_dim), k_norm_ = floats(shape_.head_dim), sinks_ = floats(shape_.n_head);
+    latent_norm_ = floats(std::max<int64_t>(shape_.latent, 1));
     std::vector<float> freq(static_cast<size_t>(shape_.head_dim));
     for (size_t i = 0; i < freq.size(); ++i) freq[i] = std::pow(0.9f, static_cast<float>(i));
     inv_freq_ = std::make_unique<Twin<float>>(ref, gpu, freq);
     cache_ = std::make_unique<Twin<f16_t>>(ref, gpu, cache);
     pos_ = std::make_unique<Twin<int32_t>>(ref, gpu, pos), slot_ = std::make_unique<Twin<int32_t>>(ref, gpu, slot);
     table_ = std::make_unique<Twin<int32_t>>(ref, gpu, table);
-    out_ = std::make_unique<Twin<float>>(ref, gpu, std::vector<float>(static_cast<size_t>(T_ * n_q_), kNan));
-    q8_bytes_ = gpu.q8_bytes(n_q_);
+    out_ = std::make_unique<Twin<float>>(ref, gpu, std::vector<float>(static_cast<size_t>(T_ * n_out_), kNan));
+    q8_bytes_ = gpu.q8_bytes(n_out_);
     q8_ = std::make_unique<Twin<uint8_t>>(ref, gpu, std::vector<uint8_t>(static_cast<size_t>(T_) * q8_bytes_));
   }
 
@@ -112,6 +116,10 @@ class PagedTokens {
     a.q = q_->on(side) + first * n_q_, a.k = k_->on(side) + first * n_kv_, a.v = v_->on(side) + first * n_kv_;
     a.n_head = shape_.n_head, a.n_head_kv = shape_.n_head_kv, a.head_dim = shape_.head_dim;
     a.rope = shape_.rope, a.n_rot = shape_.rope == RopeKind::none ? 0 : shape_.head_dim / 8 * 4;
+    if (shape_.latent > 0) {
+      a.v = nullptr, a.latent_norm = {latent_norm_->on(side), shape_.latent};
+      if (shape_.rope != RopeKind::none) a.n_rot = shape_.head_dim - shape_.latent;
+    }
     a.inv_freq = inv_freq_->on(side), a.attention_factor = 1.25f;
     if (shape_.norm) a.q_norm = {q_norm_->on(side), a.head_dim}, a.k_norm = {k_norm_->on(side), a.head_dim};
     a.soft_cap = shape_.soft_cap;
@@ -121,7 +129,7 @@ class PagedTokens {
     if (n > kFewTokens) a.rows.runs = runs_;
     a.scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim)), a.window = shape_.window, a.max_kv = max_kv;
     void* const q8 = side == kGpu ? q8_->on(side) + static_cast<size_t>(first) * q8_bytes_ : nullptr;
-    device_[side]->attention(a, n, {out_->on(side) + first * n_q_, q8});
+    device_[side]->attention(a, n, {out_->on(side) + first * n_out_, q8});
   }
   // Puts the inputs of rows [first, first + n) where those of the first n rows are, on the GPU.
   void move_rows(int64_t first, int64_t n) {
@@ -134,7 +142,7 @@ class PagedTokens {
   // The 8-bit form of the output, made from it afterwards.
   std::vector<uint8_t> quantized_output() {
     q8_->reset(kGpu);
-    device_[kGpu]->quantize({out_->on(kGpu), q8_->on(kGpu)}, T_, n_q_);
+    device_[kGpu]->quantize({out_->on(kGpu), q8_->on(kGpu)}, T_, n_out_);
     return q8_->read(kGpu);
   }
 
@@ -154,9 +162,9 @@ class PagedTokens {
   Shape shape_;
   Device* device_[2];
   std::vector<BatchRun> runs_;
-  int64_t T_ = 0, max_kv_ = 0, pages_stride_ = 0, v_offset_ = 0, stride_ = 0, n_q_ = 0, n_kv_ = 0;
+  int64_t T_ = 0, max_kv_ = 0, pages_stride_ = 0, v_offset_ = 0, stride_ = 0, n_q_ = 0, n_kv_ = 0, n_out_ = 0;
   size_t q8_bytes_ = 0;
-  std::unique_ptr<Twin<float>> q_, k_, v_, q_norm_, k_norm_, sinks_, inv_freq_, out_;
+  std::unique_ptr<Twin<float>> q_, k_, v_, q_norm_, k_norm_, sinks_, latent_norm_, inv_freq_, out_;
   std::unique_ptr<Twin<f16_t>> cache_;
   std::unique_ptr<Twin<int32_t>> pos_, slot_, table_;
   std::unique_ptr<Twin<uint8_t>> q8_;
@@ -181,7 +189,7 @@ TEST_P(GpuAttentionTest, MatchesTheReference) {
   // fewer. On tensor cores q and the probabilities are rounded to f16: an error of about 2^-11 / sqrt(3) in scores and
   // weights each. A new key that was changed is rounded to f16, on either side of a tie now and then: its own score may
   // move by that much.
-  const double changed = c.shape.rope != RopeKind::none || c.shape.norm ? kEpsF16 : 0;
+  const double changed = c.shape.rope != RopeKind::none || c.shape.norm || c.shape.latent > 0 ? kEpsF16 : 0;
   const double few = (static_cast<double>(tokens.max_kv()) / 8 + 64) * kEps;
   const double bound = (tokens.T() <= kFewTokens ? few : 4 * kEpsF16) + changed;
   EXPECT_LE(relative_error(got, want), bound);
@@ -244,6 +252,16 @@ std::vector<AttentionCase> attention_cases() {
   cases.push_back({{8, 1, 128, 0, RopeKind::neox, false}, {{9000, 1}}});
   cases.push_back({{2, 2, 128, 4096, RopeKind::interleaved, false}, {{15000, 1}}});
   cases.push_back({{2, 1, 128, 0, RopeKind::none, false}, {{3000, 9}}});
+  for (const Shape& s : {Shape{.n_head = 4, .n_head_kv = 1, .head_dim = 40, .rope = RopeKind::interleaved, .latent = 32},
+                         Shape{.n_head = 19, .n_head_kv = 1, .head_dim = 576, .rope = RopeKind::neox, .latent = 512},
+                         Shape{.n_head = 9, .n_head_kv = 1, .head_dim = 320, .soft_cap = 2, .sinks = true, .latent = 264},
+                         Shape{.n_head = 8, .n_head_kv = 1, .head_dim = 64, .window = 100, .latent = 64}}) {
+    for (const int64_t n : {1, 3, 8, 9, 70}) {
+      for (const int64_t first : {0, 31, 127, 300, 1300}) cases.push_back({s, {{first, n}}});
+    }
+    cases.push_back({s, {{5, 33}, {0, 17}, {700, 1}, {128, 65}, {63, 64}}});
+    cases.push_back({s, {{2999, 2}, {0, 1}, {130, 3}}});
+  }
   std::vector<Part> many;  // more runs than one launch takes
   for (int64_t i = 0; i < 70; ++i) many.push_back({i * 3, 1 + i % 3});
   cases.push_back({{2, 1, 64, 0, RopeKind::neox, false}, many});
@@ -288,6 +306,9 @@ std::vector<AttentionCase> few_cases() {
     }
   }
   cases.push_back({{32, 32, 128, 0, RopeKind::interleaved, false}, {{2047, 4}, {300, 1}}});
+  const Shape latent{.n_head = 19, .n_head_kv = 1, .head_dim = 576, .rope = RopeKind::interleaved, .latent = 512};
+  cases.push_back({latent, {{2047, 4}, {300, 1}, {0, 2}}});
+  cases.push_back({latent, {{1, 8}}});
   return cases;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuFewTokensTest, ::testing::ValuesIn(few_cases()));

@@ -66,7 +66,7 @@ class GpuTest : public ::testing::Test {
                    .n_embd = 8256,
                    .n_head = 64,
                    .n_head_kv = 1,  // the fewer, the more pieces a context is cut into
-                   .head_dim = 256,
+                   .head_dim = 576,
                    .n_experts = 65,
                    .n_named = 9,
                    .n_ff_expert = 1024,

@@ -19,6 +19,7 @@ struct Arrows {
 inline const std::vector<Arrows>& arrows() {
   static const std::vector<Arrows> table = {
       {"core", {}},
+      {"hub", {"core"}},
       {"gguf", {"core"}},
       {"text", {"gguf", "core"}},
       {"cpu", {"core"}},
@@ -28,7 +29,7 @@ inline const std::vector<Arrows>& arrows() {
       {"engine", {"model", "core"}},
       {"serve", {"engine", "text", "core"}},
       {"offline", {"engine", "predictor", "model", "text", "gguf", "core"}},
-      {"tools", {"serve", "offline", "engine", "model", "cuda", "cpu", "text", "gguf", "core"}},
+      {"tools", {"serve", "offline", "engine", "model", "cuda", "cpu", "text", "gguf", "hub", "core"}},
   };
   return table;
 }

@@ -46,7 +46,7 @@ struct Expr {
   int depth = 1;  // of expressions inside each other
 };
 
-// What a macro may use without a parameter of that name; what it does not use it does not take, as in Jinja2.
+// Names that a macro may use without a parameter of that name; one that it does not use it does not take, as in Jinja2.
 struct ImplicitNames {
   bool varargs = false, kwargs = false, caller = false;
 };

@@ -100,7 +100,7 @@ Value slice(Interpreter& in, const Value& object, const Value& from, const Value
 // Python's text % arguments.
 std::string percent_format(const std::string& format, const List& arguments);
 
-// What a filter, test or method was called with. Throws Error when there is more than was asked for (finish()).
+// Arguments of a filter, test or method. Throws Error when there is more than was asked for (finish()).
 class ArgumentReader {
  public:
   ArgumentReader(std::string_view callee, const Arguments& a) : callee_(callee), a_(a) {}

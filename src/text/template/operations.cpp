@@ -59,7 +59,7 @@ Value of_reals(const std::string& op, double a, double b) {
   return op == "//" ? floor : a - floor * b;
 }
 
-// What 3 * "ab" builds.
+// The text that 3 * "ab" builds.
 Value repeated(Interpreter& in, const Value& what, int64_t times) {
   const auto n = static_cast<size_t>(std::max<int64_t>(times, 0));
   const size_t size = what.is_string() ? what.string().size() : what.list().size() * sizeof(Value);

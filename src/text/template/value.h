@@ -117,7 +117,7 @@ struct JsonStyle {
 std::string to_json(const Value& value, const JsonStyle& style = {});  // Python's json.dumps
 
 Value from_json(const nlohmann::ordered_json& json);
-// What `map` makes of each text and key in it.
+// The function that `map` applies to each text and key in it.
 using TextMap = std::function<std::string(const std::string&)>;
 Value from_json(const nlohmann::ordered_json& json, const TextMap& map);
 
