@@ -62,8 +62,8 @@ std::optional<std::string> disk_warning(const HostNeed& need) {
       human_bytes(need.weights), human_bytes(need.available), human_bytes(static_cast<size_t>(need.token_bytes)));
   if (need.experts) text += ", less where its experts were used before";
   if (need.disk_rate && need.token_bytes > 0) {
-    text += fmt::format("; at this disk's {:.1f} GB/s that is {:.2g} tokens/s or more", *need.disk_rate * 1e-9,
-                        *need.disk_rate / need.token_bytes);
+    text += fmt::format("; at this disk's {:.1f} GB/s in pieces of {} KiB that is about {:.2g} tokens/s",
+                        *need.disk_rate * 1e-9, kDiskPiece >> 10, *need.disk_rate / need.token_bytes);
   }
   const auto fits = std::find_if(need.smaller.begin(), need.smaller.end(),
                                  [&](const TypeSize& t) { return t.bytes <= need.available; });
@@ -76,7 +76,7 @@ std::optional<std::string> disk_warning(const HostNeed& need) {
 
 std::optional<double> measure_disk(const std::filesystem::path& file) {
   using Clock = std::chrono::steady_clock;
-  constexpr size_t kPiece = size_t{4} << 20, kMost = size_t{128} << 20;
+  constexpr size_t kPiece = kDiskPiece, kMost = size_t{128} << 20;
   constexpr std::chrono::duration<double> kLimit{0.3};
   struct Descriptor {
     int fd;

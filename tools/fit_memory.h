@@ -35,7 +35,9 @@ struct HostNeed {
 // One line for weights that do not fit and are read from the disk as they are needed; nothing when they fit.
 std::optional<std::string> disk_warning(const HostNeed& need);
 
-// Bytes/s of reading a file past the system's cache, a fraction of a second; nullopt where that cannot be done.
+// Bytes/s of reading a file past the system's cache, in pieces as small as Linux reads ahead of a mapped file, a fraction
+// of a second; nullopt where that cannot be done.
+constexpr size_t kDiskPiece = size_t{128} << 10;
 std::optional<double> measure_disk(const std::filesystem::path& file);
 
 }  // namespace hearth::tools

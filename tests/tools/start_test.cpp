@@ -150,8 +150,9 @@ TEST(FitMemory, WeightsThatRunFromDisk) {
   EXPECT_EQ(
       tools::disk_warning(need),
       "the weights take 17.00 GiB and 10.00 GiB of memory is available for them: the file is mapped and runs from "
-      "disk; a token reads up to 1.50 GiB of it, less where its experts were used before; at this disk's 3.0 GB/s "
-      "that is 1.9 tokens/s or more; in q3_k it takes 9.00 GiB and fits (hearth quantize)");
+      "disk; a token reads up to 1.50 GiB of it, less where its experts were used before; at this disk's 3.0 GB/s in "
+      "pieces "
+      "of 128 KiB that is about 1.9 tokens/s; in q3_k it takes 9.00 GiB and fits (hearth quantize)");
   need.disk_rate = {}, need.smaller = {}, need.experts = false;
   EXPECT_EQ(
       tools::disk_warning(need),
