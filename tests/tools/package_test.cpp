@@ -22,7 +22,7 @@ case " $* " in
   *) touch "$made/hearth-1-Linux.tar.gz" ;;
 esac
 )sh");
-    for (const char* tool : {"dpkg-shlibdeps", "objdump"}) write_program(dir_ / "bin" / tool, "exit 1\n");
+    for (const char* tool : {"dpkg-shlibdeps", "objdump", "file"}) write_program(dir_ / "bin" / tool, "exit 1\n");
   }
   void nvcc_knows(const std::string& codes) { write_program(dir_ / "bin" / "nvcc", "printf '" + codes + "'\n"); }
   Outcome run(const std::string& flags) {
