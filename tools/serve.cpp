@@ -24,7 +24,7 @@ struct ServeOptions {
   serve::SchedulerOptions scheduler;
   std::string host = "127.0.0.1";
   int port = 8080;
-  std::string alias, key_file;
+  std::string alias, key_file, log = "none";
   int grace = 30;  // seconds
 };
 
@@ -110,6 +110,7 @@ void serve_model(ServeOptions o) {
   read_keys(o);
   text::Sampler{o.server.sampler};  // refuse bad flags before the model is loaded
   o.model.n_sequences = o.scheduler.n_parallel;
+  if (o.log != "none") o.server.log = o.log == "prompts" ? serve::RequestLog::prompts : serve::RequestLog::requests;
   Session session(o.model);
   const text::Tokenizer& tokenizer = session.require_tokenizer("serve");
   if (session.planned() && session.planned()->placement.n_sequences < o.scheduler.n_parallel) {
@@ -173,6 +174,11 @@ void register_serve(CLI::App& app) {
       ->group("Server");
   sub->add_option("--queue", o->scheduler.n_queue, "Requests that may wait besides; more are answered with 503")
       ->check(CLI::Range(int64_t{1}, int64_t{100000}))
+      ->capture_default_str()
+      ->group("Server");
+  sub->add_option("--log", o->log,
+                  "Log each request: requests (method, path, status), prompts (its body, too), or none")
+      ->check(CLI::IsMember({"none", "requests", "prompts"}))
       ->capture_default_str()
       ->group("Server");
   sub->add_option("--grace", o->grace, "Seconds that what runs has to finish after SIGTERM or Ctrl-C")

@@ -51,6 +51,9 @@ struct ModelFacts {
   Json plan;  // a divided model's plan as the page shows it; null for others
 };
 
+// The lines that a server logs of each request: none; method, path and status; its body, with the prompt, too.
+enum class RequestLog { none, requests, prompts };
+
 struct ServerOptions {
   std::vector<std::string> api_keys;    // one of them is needed; empty: none is
   std::string cors;                     // the origin that browsers may come from; empty: the page's own alone
@@ -58,6 +61,7 @@ struct ServerOptions {
   std::string chat_template;            // instead of the model's; empty: the model's
   size_t most_body = size_t{16} << 20;  // bytes
   int most_connections = 128;           // at once; others wait for one to end
+  RequestLog log = RequestLog::none;
 };
 
 // Everything that handlers use.

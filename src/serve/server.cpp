@@ -57,6 +57,7 @@ Server::Server(Scheduler& scheduler, const text::Tokenizer& tokenizer, ModelFact
       http_(*listener_) {
   add_limits();
   add_keys();
+  add_log();
   http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
     // Nothing from elsewhere, and no script but the page's own.
     response.set_header(
@@ -118,6 +119,17 @@ void Server::add_keys() {
     respond_error(response, protocol_of(request.path),
                   ApiError(401, type, key.empty() ? "this server needs an API key" : "the API key is wrong"));
     return Result::Handled;
+  });
+}
+
+// Headers are never logged: they have keys. What a client wrote is escaped, so that it makes no lines of its own.
+void Server::add_log() {
+  if (options_.log == RequestLog::none) return;
+  http_.set_logger([this](const httplib::Request& request, const httplib::Response& response) {
+    const auto quoted = [](const std::string& s) { return Json(s).dump(-1, ' ', true, Json::error_handler_t::replace); };
+    const bool with_body = options_.log == RequestLog::prompts && !request.body.empty();
+    log::info("{} {} {}{}{}", request.method, quoted(request.path), response.status, with_body ? " " : "",
+              with_body ? quoted(request.body) : "");
   });
 }
 

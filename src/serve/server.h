@@ -27,6 +27,7 @@ class Server {
  private:
   void add_limits();
   void add_keys();
+  void add_log();
 
   class Listener;
 

@@ -2,9 +2,11 @@
 // may send.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 
+#include "core/log.h"
 #include "serve/server.h"
 #include "serving.h"
 
@@ -357,6 +359,30 @@ TEST_F(Http, KeysAreAskedFor) {
   EXPECT_TRUE(serve::equal_keys("a", "a") && serve::equal_keys("", ""));
   EXPECT_FALSE(serve::equal_keys("a", "") || serve::equal_keys("", "a") || serve::equal_keys("ab", "a") ||
                serve::equal_keys("aa", "a"));
+}
+
+TEST_F(Http, PromptsAreLoggedWhenAskedForAlone) {
+  const log::Level level = log::level();
+  log::set_level(log::Level::normal);
+  for (const auto& [kind, lines, prompts] : {std::tuple(serve::RequestLog::none, false, false),
+                                             std::tuple(serve::RequestLog::requests, true, false),
+                                             std::tuple(serve::RequestLog::prompts, true, true)}) {
+    server_.reset();
+    start({.api_keys = {"secret-key"}, .chat_template = "chatml", .log = kind});
+    testing::internal::CaptureStderr();
+    const httplib::Headers key = {{"Authorization", "Bearer secret-key"}};
+    EXPECT_EQ(post("/v1/chat/completions", chat("a private\nquestion", 1), key).status, 200);
+    EXPECT_EQ(post("/v1/chat/completions", std::string("no \x1b[31m JSON"), key).status, 400);
+    server_.reset();  // its threads have logged
+    const std::string logged = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(logged.find("POST \"/v1/chat/completions\" 200") != std::string::npos, lines) << logged;
+    EXPECT_EQ(logged.find("POST \"/v1/chat/completions\" 400") != std::string::npos, lines) << logged;
+    EXPECT_EQ(logged.find("a private") != std::string::npos, prompts) << logged;
+    EXPECT_EQ(logged.find("secret-key"), std::string::npos) << logged;
+    EXPECT_EQ(logged.find('\x1b'), std::string::npos) << logged;
+    EXPECT_EQ(std::count(logged.begin(), logged.end(), '\n'), lines ? 2 : 0) << logged;
+  }
+  log::set_level(level);
 }
 
 TEST_F(Http, PagesOfAClosedConnectionAreFree) {
