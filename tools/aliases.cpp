@@ -14,8 +14,8 @@ struct Alias {
   std::string_view from, to;
 };
 constexpr std::array kAliases = {
-    Alias{"-ngl", "--gpu-layers"},    Alias{"-dev", "--device"}, Alias{"-mg", "--gpu"},
-    Alias{"-sys", "--system-prompt"}, Alias{"-cnv", "--chat"},   Alias{"-np", "--parallel"},
+    Alias{"-ngl", "--gpu-layers"},    Alias{"-dev", "--device"},  Alias{"-mg", "--gpu"},
+    Alias{"-sys", "--system-prompt"}, Alias{"-cnv", "--chat"},    Alias{"-np", "--parallel"},
     Alias{"-hf", "--hf-repo"},        Alias{"-hfr", "--hf-repo"},
 };
 

@@ -165,8 +165,9 @@ void Bench::repeat(BenchRow& row, int64_t depth, Work&& work) {
     const double seconds = mean_sd(row.seconds).mean;
     const auto done = std::ssize(row.seconds);
     const double hits = session_.planned() ? 1 - engine_.density().host_share() : NAN;
-    live.show(row.test() + ": " + live_text("repetitions", done, repetitions_, seconds > 0 ? tokens / seconds : 0, hits,
-                                            done > 0 ? seconds * static_cast<double>(repetitions_ - done) : -1));
+    live.show(row.test() + ": " +
+              live_text("repetitions", done, repetitions_, seconds > 0 ? tokens / seconds : 0, hits,
+                        done > 0 ? seconds * static_cast<double>(repetitions_ - done) : -1));
   };
   for (int i = -1; i < repetitions_; ++i) {
     truncate(depth);

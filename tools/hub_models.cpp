@@ -35,7 +35,8 @@ void resolve_hf_repos(CLI::App& app) {
     CLI::Option& model = *sub->get_option("--model");
     if (names->count() > 1 && model.get_items_expected_max() == 1 &&
         model.get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll)
-      throw CLI::ArgumentMismatch("--hf-repo: one model was expected, " + std::to_string(names->count()) + " were given");
+      throw CLI::ArgumentMismatch("--hf-repo: one model was expected, " + std::to_string(names->count()) +
+                                  " were given");
     for (const std::string& name : names->results())
       model.add_result(bring_model(name, Source::hub_or_cache).path.string());
     model.run_callback();

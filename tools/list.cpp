@@ -48,8 +48,8 @@ std::string table(const hub::Contents& contents) {
   for (const hub::CachedModel& m : contents.models) {
     std::string note = m.current ? "" : "an older version";
     if (m.model.missing > 0) note = fmt::format("part {} is missing", m.model.missing);
-    rows.push_back({hub::printable(m.repository), hub::printable(m.model.path()), m.model.type, human_bytes(m.model.size()),
-                    time_text(m.when, "%Y-%m-%d %H:%M", false), note});
+    rows.push_back({hub::printable(m.repository), hub::printable(m.model.path()), m.model.type,
+                    human_bytes(m.model.size()), time_text(m.when, "%Y-%m-%d %H:%M", false), note});
   }
   std::array<size_t, 6> widths{};
   for (const auto& row : rows) {
@@ -57,8 +57,8 @@ std::string table(const hub::Contents& contents) {
   }
   std::string text;
   for (const auto& row : rows) {
-    std::string line = fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1], row[2],
-                                   widths[2], row[3], widths[3], row[4], widths[4], row[5]);
+    std::string line = fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1],
+                                   row[2], widths[2], row[3], widths[3], row[4], widths[4], row[5]);
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }
@@ -69,7 +69,8 @@ void list(bool json) {
   const hub::Cache cache(hub::Settings::from_environment().cache);
   const hub::Contents contents = cache.contents();
   if (json) {
-    write_out(to_json(contents, cache.root().string()).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write_out(to_json(contents, cache.root().string()).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+              "\n");
     return;
   }
   if (contents.models.empty()) {

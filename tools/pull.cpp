@@ -33,8 +33,9 @@ void pull(const Options& o) {
 void register_pull(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("pull", "Download a model from the Hugging Face hub into the cache");
-  sub->add_option("NAME", o->name,
-                  "OWNER/NAME, perhaps with :TYPE (Q4_K_M, Q8_0, F16 …) or :FILE; without, Q4_K_M, or Q8_0, or the first")
+  sub->add_option(
+         "NAME", o->name,
+         "OWNER/NAME, perhaps with :TYPE (Q4_K_M, Q8_0, F16 …) or :FILE; without, Q4_K_M, or Q8_0, or the first")
       ->required();
   add_logging_options(*sub, o->quiet, o->verbose);
   sub->footer(

@@ -30,7 +30,8 @@ void rm(const Options& o) {
   const hub::Cache cache(hub::Settings::from_environment().cache);
   const hub::Removal removal = cache.plan_removal(hub::parse_model_name(o.name));
   if (removal.whole) {
-    log::info("all of {} in '{}', {}", removal.repository, cache.folder(removal.repository).string(), human_bytes(removal.bytes));
+    log::info("all of {} in '{}', {}", removal.repository, cache.folder(removal.repository).string(),
+              human_bytes(removal.bytes));
   } else {
     for (const auto& path : removal.files) log::info("{}", path.string());
     log::info("{} of {}", human_bytes(removal.bytes), removal.repository);
@@ -52,7 +53,8 @@ void register_rm(CLI::App& app) {
   sub->add_flag("-y,--yes", o->yes, "Do not ask")->group("General");
   sub->get_help_ptr()->group("General");
   sub->footer(
-      "Goes through all versions in the cache; bytes that another file needs stay. Sidecars beside a model go with it.\n"
+      "Goes through all versions in the cache; bytes that another file needs stay. Sidecars beside a model go with "
+      "it.\n"
       "Example: hearth rm ggml-org/gemma-3-1b-it-GGUF:Q8_0");
   sub->callback([o] { rm(*o); });
 }

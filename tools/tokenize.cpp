@@ -20,8 +20,9 @@ struct TokenizeOptions {
 };
 
 void add_model(CLI::App& sub, std::string& model) {
-  CLI::Option* file =
-      sub.add_option("-m,--model", model, "Model file, GGUF; its vocabulary alone is read")->required()->type_name("FILE");
+  CLI::Option* file = sub.add_option("-m,--model", model, "Model file, GGUF; its vocabulary alone is read")
+                          ->required()
+                          ->type_name("FILE");
   add_hf_repo_option(sub, *file)->excludes(file);
 }
 

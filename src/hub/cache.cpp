@@ -110,7 +110,8 @@ uint64_t bytes_below(const fs::path& folder) {
 }
 
 void remove_file(const fs::path& path) {
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail("cannot remove '{}': {}", path.string(), std::strerror(errno));
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    fail("cannot remove '{}': {}", path.string(), std::strerror(errno));
 }
 
 // Folders that became empty, from `folder` upwards, below `top`.
@@ -210,7 +211,8 @@ Contents Cache::contents() const {
         if (known.insert(key).second) contents.models.push_back(std::move(cached));
       }
       for (const RepositoryFile& f : snapshot.files) {
-        if (parts.count(f.path) != 0 || !others.insert(f.etag.empty() ? snapshot.commit + f.path : f.etag).second) continue;
+        if (parts.count(f.path) != 0 || !others.insert(f.etag.empty() ? snapshot.commit + f.path : f.etag).second)
+          continue;
         ++contents.n_others, contents.other_bytes += f.size;
       }
     }
@@ -244,13 +246,15 @@ Removal Cache::plan_removal(const ModelName& name) const {
     }
   }
   const std::vector<fs::directory_entry> blobs = entries(folder(name.repository) / "blobs");
-  const bool unfinished = std::any_of(blobs.begin(), blobs.end(), [](const auto& e) { return e.path().extension() == kIncomplete; });
+  const bool unfinished =
+      std::any_of(blobs.begin(), blobs.end(), [](const auto& e) { return e.path().extension() == kIncomplete; });
   removal.whole = name.wanted.empty() || (kept.empty() && !unfinished && !removal.files.empty());
   if (removal.whole) {
     removal.bytes = bytes_below(folder(name.repository));
     return removal;
   }
-  if (removal.files.empty()) fail("'{}' in the cache holds no '{}'; `hearth list` shows what is there", name.repository, name.wanted);
+  if (removal.files.empty())
+    fail("'{}' in the cache holds no '{}'; `hearth list` shows what is there", name.repository, name.wanted);
   doomed.erase("");
   std::set_difference(doomed.begin(), doomed.end(), kept.begin(), kept.end(), std::back_inserter(removal.etags));
   for (const fs::path& path : removal.files) removal.bytes += bytes_of(path);
@@ -273,7 +277,8 @@ void Cache::remove(const Removal& removal) const {
   make_folder(lock(removal.repository, "x").parent_path());
   for (const std::string& etag : etags) {
     locks.push_back(FileLock::try_lock(lock(removal.repository, etag)));
-    if (locks.back() == nullptr) fail("'{}' is being downloaded by another process; nothing was removed", removal.repository);
+    if (locks.back() == nullptr)
+      fail("'{}' is being downloaded by another process; nothing was removed", removal.repository);
   }
   if (removal.whole) {
     std::error_code error;
@@ -304,7 +309,8 @@ std::unique_ptr<FileLock> FileLock::try_lock(const fs::path& path) {
       if (errno == EWOULDBLOCK || errno == EINTR) return nullptr;
       fail("cannot lock '{}': {}", path.string(), std::strerror(errno));
     }
-    struct stat held {}, named {};  // its holder may have removed it meanwhile
+    struct stat held {
+    }, named{};  // its holder may have removed it meanwhile
     if (::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino) return lock;
   }
 }

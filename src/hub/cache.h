@@ -18,7 +18,7 @@ namespace hearth::hub {
 // One version of a repository, as far as it is in the cache.
 struct Snapshot {
   std::string commit;
-  bool current = false;  // refs/main names it
+  bool current = false;               // refs/main names it
   std::vector<RepositoryFile> files;  // of which the bytes are there
 };
 

@@ -94,10 +94,13 @@ ModelName parse_model_name(const std::string& text) {
   const size_t colon = text.find(':');
   ModelName name{text.substr(0, colon), colon == std::string::npos ? "" : text.substr(colon + 1)};
   // The hub's rules: two words of letters, digits, '-', '_', '.'; no "--" or "..", neither '-' nor '.' at an end.
-  static const std::regex word("[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?/[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?");
+  static const std::regex word(
+      "[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?/[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?");
   const std::string& r = name.repository;
-  if (r.size() > 200 || !std::regex_match(r, word) || r.find("--") != std::string::npos || r.find("..") != std::string::npos)
-    fail("'{}' is no name of a model, OWNER/NAME[:FILE|:TYPE] was expected, as ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", text);
+  if (r.size() > 200 || !std::regex_match(r, word) || r.find("--") != std::string::npos ||
+      r.find("..") != std::string::npos)
+    fail("'{}' is no name of a model, OWNER/NAME[:FILE|:TYPE] was expected, as ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+         text);
   if (colon != std::string::npos && name.wanted.empty())
     fail("'{}' ends with a colon; a type (Q4_K_M) or a file was expected behind it", text);
   return name;
@@ -154,7 +157,8 @@ Choice choose(const std::vector<ModelFiles>& all, const ModelName& name) {
   std::vector<ModelFiles> models;  // the complete ones
   std::copy_if(all.begin(), all.end(), std::back_inserter(models), [](const ModelFiles& m) { return m.missing == 0; });
   if (models.empty() && !all.empty())
-    fail("'{}' is a split file, and part {} is missing in '{}'", all.front().path(), all.front().missing, name.repository);
+    fail("'{}' is a split file, and part {} is missing in '{}'", all.front().path(), all.front().missing,
+         name.repository);
   if (models.empty()) fail("'{}' holds no GGUF model; look for a repository with -GGUF in its name", name.repository);
   std::vector<ModelFiles> found;
   std::string type = name.wanted;
@@ -165,7 +169,8 @@ Choice choose(const std::vector<ModelFiles>& all, const ModelName& name) {
     for (const char* usual : {"Q4_K_M", "Q8_0"}) {
       if (found.empty()) found = matching(models, type = usual);
     }
-    if (found.empty()) return {models.front(), models.size() == 1 ? "" : "the first, as there is no Q4_K_M and no Q8_0"};
+    if (found.empty())
+      return {models.front(), models.size() == 1 ? "" : "the first, as there is no Q4_K_M and no Q8_0"};
   }
   if (found.size() > 1)
     fail("'{}' holds {} models that '{}' may mean; name one as {}:FILE: {}", name.repository, found.size(), type,
@@ -179,10 +184,9 @@ bool is_plain_path(const std::string& path) {
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
     const std::string name = path.substr(begin, end - begin);
-    const bool plain = !name.empty() && name != "." && name != ".." && name.size() <= kLongestName &&
-                       std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                         return c >= 0x20 && c != 0x7F && c != '\\';
-                       });
+    const bool plain =
+        !name.empty() && name != "." && name != ".." && name.size() <= kLongestName &&
+        std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7F && c != '\\'; });
     if (!plain) return false;
     begin = end + 1;
   }

@@ -39,7 +39,8 @@ bool is_plain_etag(const std::string& etag) {
 std::string percent_encoded(const std::string& path) {
   std::string out;
   for (const unsigned char c : path) {
-    const bool plain = std::isalnum(c) != 0 || std::string_view("-._~/").find(static_cast<char>(c)) != std::string_view::npos;
+    const bool plain =
+        std::isalnum(c) != 0 || std::string_view("-._~/").find(static_cast<char>(c)) != std::string_view::npos;
     out += plain ? std::string(1, static_cast<char>(c)) : fmt::format("%{:02X}", c);
   }
   return out;
@@ -75,7 +76,8 @@ Listing parse_listing(const std::string& body, const std::string& repository) {
       if (is_plain_path(file.path) && (file.etag.empty() || is_plain_etag(file.etag))) {
         listing.files.push_back(std::move(file));
       } else {
-        log::warn("'{}' lists a file that is left out, as its name cannot be used here: '{}'", repository, printable(file.path));
+        log::warn("'{}' lists a file that is left out, as its name cannot be used here: '{}'", repository,
+                  printable(file.path));
       }
     }
   } catch (const Json::exception& e) {
@@ -83,7 +85,8 @@ Listing parse_listing(const std::string& body, const std::string& repository) {
   }
   const bool hexadecimal = listing.commit.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (listing.commit.size() != 40 || !hexadecimal)
-    fail("the hub names '{}' as the commit of '{}', 40 hexadecimal digits were expected", printable(listing.commit), repository);
+    fail("the hub names '{}' as the commit of '{}', 40 hexadecimal digits were expected", printable(listing.commit),
+         repository);
   return listing;
 }
 
@@ -102,7 +105,8 @@ void begin_body(const Reply& reply, const RepositoryFile& file, Partial& partial
   const size_t slash = range.find('/');
   const bool fits = range.rfind(first, 0) == 0 && slash != std::string::npos &&
                     (range.substr(slash) == whole || range.substr(slash) == "/*");
-  if (!fits) fail("'{}' goes on with '{}', '{}…{}' was expected; try again later", file.path, printable(range), first, whole);
+  if (!fits)
+    fail("'{}' goes on with '{}', '{}…{}' was expected; try again later", file.path, printable(range), first, whole);
 }
 
 }  // namespace
@@ -129,7 +133,8 @@ auto Client::persist(int attempts, const Attempt& attempt, const std::function<u
       for (int i = 1; i < failures && time < settings_.longest_pause; ++i) time *= 2;
       time = std::min(time, settings_.longest_pause);
       if (e.after) time = std::max<std::chrono::milliseconds>(*e.after, std::chrono::milliseconds(0));
-      settings_.tell(fmt::format("{}; trying again in {:.1f} s", e.what(), std::chrono::duration<double>(time).count()));
+      settings_.tell(
+          fmt::format("{}; trying again in {:.1f} s", e.what(), std::chrono::duration<double>(time).count()));
       pause(time);
     }
   }
@@ -148,9 +153,11 @@ void Client::check(const Reply& reply, const std::string& repository, const std:
       throw Unreachable(fmt::format("{}, and asks to come back in {} s", said, after->count()), false);
     throw Unreachable(said, true, after);
   }
-  if (!hub) throw Unreachable(fmt::format("{} answers {} for {}", host, reply.status, what), true);  // a link that ran out
+  if (!hub)
+    throw Unreachable(fmt::format("{} answers {} for {}", host, reply.status, what), true);  // a link that ran out
   if (code == "GatedRepo")
-    throw Refused(fmt::format("'{}' is gated: accept its licence at {}/{}, and {}", repository, settings_.endpoint, repository,
+    throw Refused(fmt::format("'{}' is gated: accept its licence at {}/{}, and {}", repository, settings_.endpoint,
+                              repository,
                               has_token ? "check that HF_TOKEN is of the account that did"
                                         : "set HF_TOKEN to a token of your account (or run `hf auth login`)"));
   if (reply.status == 401 || reply.status == 403) {
@@ -179,7 +186,8 @@ Listing Client::list(const std::string& repository, bool patient) {
 RepositoryFile Client::facts(const std::string& repository, const std::string& commit, const RepositoryFile& listed) {
   const auto attempt = [&] {
     Reply reply = http_.head(file_url(repository, commit, listed.path));
-    if (reply.status < 300 || reply.status >= 400) check(reply, repository, fmt::format("'{}' of '{}'", listed.path, repository));
+    if (reply.status < 300 || reply.status >= 400)
+      check(reply, repository, fmt::format("'{}' of '{}'", listed.path, repository));
     return reply;
   };
   const Reply reply = persist(settings_.attempts, attempt, [] { return uint64_t{0}; });
@@ -188,19 +196,21 @@ RepositoryFile Client::facts(const std::string& repository, const std::string& c
   if (file.etag.empty()) file.etag = bare_etag(reply.header("etag"));
   if (!is_plain_etag(file.etag)) fail("the hub names no usable etag of '{}'; is HF_ENDPOINT a hub?", listed.path);
   if (!listed.etag.empty() && file.etag != listed.etag)
-    fail("the hub contradicts itself about '{}': etag {} in its list, {} with the file; try again", listed.path, listed.etag, file.etag);
+    fail("the hub contradicts itself about '{}': etag {} in its list, {} with the file; try again", listed.path,
+         listed.etag, file.etag);
   const bool own_size = reply.ok() && reply.header("content-encoding").empty();
   const auto size = number(reply.header("x-linked-size").empty() && own_size ? reply.header("content-length")
-                                                                              : reply.header("x-linked-size"));
+                                                                             : reply.header("x-linked-size"));
   if (size && listed.size != 0 && *size != listed.size)
-    fail("the hub contradicts itself about '{}': {} bytes in its list, {} with the file; try again", listed.path, listed.size, *size);
+    fail("the hub contradicts itself about '{}': {} bytes in its list, {} with the file; try again", listed.path,
+         listed.size, *size);
   if (size) file.size = *size;
   if (file.size == 0) fail("the hub names no size of '{}'", listed.path);
   return file;
 }
 
-void Client::download(const std::string& repository, const std::string& commit, const RepositoryFile& file, Partial& partial,
-                      const std::function<void(uint64_t have)>& progress) {
+void Client::download(const std::string& repository, const std::string& commit, const RepositoryFile& file,
+                      Partial& partial, const std::function<void(uint64_t have)>& progress) {
   const auto attempt = [&] {
     if (partial.have() == file.size) return;
     bool begun = false;
@@ -209,7 +219,8 @@ void Client::download(const std::string& repository, const std::string& commit, 
       begun = true;
       if (bytes.size() > file.size - partial.have()) {
         partial.discard();
-        fail("'{}' is longer than the {} bytes that the hub lists; nothing was kept, try again later", file.path, file.size);
+        fail("'{}' is longer than the {} bytes that the hub lists; nothing was kept, try again later", file.path,
+             file.size);
       }
       partial.append(bytes);
       progress(partial.have());

@@ -10,9 +10,8 @@
 namespace hearth::hub {
 
 Checksum checksum_of(const std::string& etag) {
-  const bool hexadecimal = std::all_of(etag.begin(), etag.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-  });
+  const bool hexadecimal =
+      std::all_of(etag.begin(), etag.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
   if (!hexadecimal) return Checksum::none;
   return etag.size() == 64 ? Checksum::sha256 : etag.size() == 40 ? Checksum::git_sha1 : Checksum::none;
 }

@@ -112,9 +112,11 @@ Reply Http::follow(Request request) {
     char* next = nullptr;
     curl_easy_getinfo(curl_.get(), CURLINFO_REDIRECT_URL, &next);  // absolute
     const std::string target = next == nullptr ? "" : next, origin = origin_of(target);
-    if (origin.empty()) fail("'{}' leads to '{}', an http or https address was expected", shown(request.url), shown(target));
+    if (origin.empty())
+      fail("'{}' leads to '{}', an http or https address was expected", shown(request.url), shown(target));
     if (origin_.rfind("https:", 0) == 0 && origin.rfind("https:", 0) != 0)
-      fail("'{}' leads to '{}', which is not encrypted; nothing is downloaded that way", shown(request.url), shown(target));
+      fail("'{}' leads to '{}', which is not encrypted; nothing is downloaded that way", shown(request.url),
+           shown(target));
     if (request.head && origin != origin_ && !reply.header("x-linked-etag").empty()) return reply;
     request.url = target;
   }
@@ -154,7 +156,8 @@ Reply Http::perform(const Request& request) {
   const auto add_header = [&](const std::string& line) {
     headers.reset(curl_slist_append(headers.release(), line.c_str()));
   };
-  if (!settings_.token.empty() && origin_of(request.url) == origin_) add_header("Authorization: Bearer " + settings_.token);
+  if (!settings_.token.empty() && origin_of(request.url) == origin_)
+    add_header("Authorization: Bearer " + settings_.token);
   if (request.offset > 0) add_header(fmt::format("Range: bytes={}-", request.offset));
   curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers.get());
   log::debug("{} {}", request.head ? "HEAD" : "GET", shown(request.url));
@@ -172,12 +175,14 @@ Reply Http::perform(const Request& request) {
 void Http::failed(int code, const std::string& url) const {
   const std::string host = origin_of(url);
   switch (code) {
-    case CURLE_ABORTED_BY_CALLBACK: throw Cancelled();
+    case CURLE_ABORTED_BY_CALLBACK:
+      throw Cancelled();
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_CONNECT:
-      throw Unreachable(fmt::format("no connection to {}: {}; is there a network, a proxy to name (https_proxy)?", host, error_),
-                        reached_);
+      throw Unreachable(
+          fmt::format("no connection to {}: {}; is there a network, a proxy to name (https_proxy)?", host, error_),
+          reached_);
     case CURLE_OPERATION_TIMEDOUT:
       throw Unreachable(fmt::format("{} stalls: {}", host, error_), true);
     case CURLE_SSL_CONNECT_ERROR:
@@ -186,12 +191,17 @@ void Http::failed(int code, const std::string& url) const {
     case CURLE_SSL_CERTPROBLEM:
     case CURLE_SSL_CIPHER:
     case CURLE_SSL_ISSUER_ERROR:
-      fail("no trusted connection to {}: {}; check the clock, the package ca-certificates, and whether a proxy reads along "
-           "(SSL_CERT_FILE names its certificate)", host, error_);
+      fail(
+          "no trusted connection to {}: {}; check the clock, the package ca-certificates, and whether a proxy reads "
+          "along "
+          "(SSL_CERT_FILE names its certificate)",
+          host, error_);
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_OUT_OF_MEMORY: fail("'{}' cannot be asked for: {}", shown(url), error_);
-    default: throw Unreachable(fmt::format("the connection to {} broke off: {}", host, error_), true);
+    case CURLE_OUT_OF_MEMORY:
+      fail("'{}' cannot be asked for: {}", shown(url), error_);
+    default:
+      throw Unreachable(fmt::format("the connection to {} broke off: {}", host, error_), true);
   }
 }
 

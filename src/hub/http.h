@@ -28,9 +28,9 @@ class Cancelled : public Error {
 
 struct Reply {
   int status = 0;
-  std::string url;                             // that answered
-  std::map<std::string, std::string> headers;  // names in lower case
-  std::string body;                            // unless a sink took it
+  std::string url;                                    // that answered
+  std::map<std::string, std::string> headers;         // names in lower case
+  std::string body;                                   // unless a sink took it
   std::string header(const std::string& name) const;  // empty: there is none
   bool ok() const { return status >= 200 && status < 300; }
 };

@@ -21,7 +21,8 @@ class Puller {
     cache_.make_folders(repository_);
     require_room(model);
     uint64_t sum = 0;
-    for (size_t i = 0; i < model.parts.size(); ++i) sum += bring_file(listing.commit, model.parts[i], i + 1, model.parts.size());
+    for (size_t i = 0; i < model.parts.size(); ++i)
+      sum += bring_file(listing.commit, model.parts[i], i + 1, model.parts.size());
     cache_.set_main(repository_, listing.commit);
     return sum;
   }
@@ -63,7 +64,8 @@ class Puller {
     const Checksum kind = checksum_of(file.etag);
     std::error_code absent;
     const uint64_t there = fs::file_size(cache_.incomplete(repository_, file.etag), absent);
-    if (!absent && there >= kLong) settings_.tell(fmt::format("reading the {} of '{}' that are there", human_bytes(there), file.path));
+    if (!absent && there >= kLong)
+      settings_.tell(fmt::format("reading the {} of '{}' that are there", human_bytes(there), file.path));
     Partial partial(cache_.incomplete(repository_, file.etag), file.size, kind);
     const uint64_t before = partial.have();
     resumed = false;
@@ -83,7 +85,8 @@ class Puller {
     }
     partial.discard();
     if (before == 0)
-      fail("'{}' arrived with the checksum {} where the hub names {}; nothing was kept, try again", file.path, checksum, file.etag);
+      fail("'{}' arrived with the checksum {} where the hub names {}; nothing was kept, try again", file.path, checksum,
+           file.etag);
     settings_.tell(fmt::format("'{}' was resumed and has a wrong checksum: it is downloaded anew", file.path));
     resumed = true;
     return file.size - before;
@@ -104,7 +107,8 @@ Pulled pull(const ModelName& name, const Settings& settings, const Watcher& watc
   const Listing listing = client.list(name.repository, patient);
   const Choice choice = choose(models_among(listing.files), name);
   const uint64_t bytes = Puller(name.repository, settings, watcher, client).bring(listing, choice.model);
-  return {Cache(settings.cache).file(name.repository, listing.commit, choice.model.path()), choice.model, choice.why, bytes};
+  return {Cache(settings.cache).file(name.repository, listing.commit, choice.model.path()), choice.model, choice.why,
+          bytes};
 }
 
 Pulled find_cached(const ModelName& name, const Cache& cache) {

@@ -94,7 +94,8 @@ Settings Settings::from_environment() {
   Settings s;
   if (std::string endpoint = variable({"HF_ENDPOINT"}); !endpoint.empty()) {
     while (endpoint.back() == '/') endpoint.pop_back();
-    if (origin_of(endpoint).empty()) fail("HF_ENDPOINT is '{}', an address as https://huggingface.co was expected", endpoint);
+    if (origin_of(endpoint).empty())
+      fail("HF_ENDPOINT is '{}', an address as https://huggingface.co was expected", endpoint);
     s.endpoint = endpoint;
   }
   s.cache = folder({"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"});

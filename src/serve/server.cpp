@@ -126,7 +126,9 @@ void Server::add_keys() {
 void Server::add_log() {
   if (options_.log == RequestLog::none) return;
   http_.set_logger([this](const httplib::Request& request, const httplib::Response& response) {
-    const auto quoted = [](const std::string& s) { return Json(s).dump(-1, ' ', true, Json::error_handler_t::replace); };
+    const auto quoted = [](const std::string& s) {
+      return Json(s).dump(-1, ' ', true, Json::error_handler_t::replace);
+    };
     const bool with_body = options_.log == RequestLog::prompts && !request.body.empty();
     log::info("{} {} {}{}{}", request.method, quoted(request.path), response.status, with_body ? " " : "",
               with_body ? quoted(request.body) : "");

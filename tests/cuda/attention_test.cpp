@@ -32,8 +32,8 @@ struct AttentionCase {
 };
 void PrintTo(const AttentionCase& c, std::ostream* os) {
   const Shape& s = c.shape;
-  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {} cap {} sinks {} latent {}:", s.n_head, s.n_head_kv, s.head_dim,
-                     s.window, static_cast<int>(s.rope), s.norm, s.soft_cap, s.sinks, s.latent);
+  *os << fmt::format("heads {}/{} dim {} window {} rope {} norm {} cap {} sinks {} latent {}:", s.n_head, s.n_head_kv,
+                     s.head_dim, s.window, static_cast<int>(s.rope), s.norm, s.soft_cap, s.sinks, s.latent);
   for (const Part& p : c.parts) *os << fmt::format(" {}+{}", p.first_position, p.n_rows);
 }
 
@@ -252,10 +252,11 @@ std::vector<AttentionCase> attention_cases() {
   cases.push_back({{8, 1, 128, 0, RopeKind::neox, false}, {{9000, 1}}});
   cases.push_back({{2, 2, 128, 4096, RopeKind::interleaved, false}, {{15000, 1}}});
   cases.push_back({{2, 1, 128, 0, RopeKind::none, false}, {{3000, 9}}});
-  for (const Shape& s : {Shape{.n_head = 4, .n_head_kv = 1, .head_dim = 40, .rope = RopeKind::interleaved, .latent = 32},
-                         Shape{.n_head = 19, .n_head_kv = 1, .head_dim = 576, .rope = RopeKind::neox, .latent = 512},
-                         Shape{.n_head = 9, .n_head_kv = 1, .head_dim = 320, .soft_cap = 2, .sinks = true, .latent = 264},
-                         Shape{.n_head = 8, .n_head_kv = 1, .head_dim = 64, .window = 100, .latent = 64}}) {
+  for (const Shape& s :
+       {Shape{.n_head = 4, .n_head_kv = 1, .head_dim = 40, .rope = RopeKind::interleaved, .latent = 32},
+        Shape{.n_head = 19, .n_head_kv = 1, .head_dim = 576, .rope = RopeKind::neox, .latent = 512},
+        Shape{.n_head = 9, .n_head_kv = 1, .head_dim = 320, .soft_cap = 2, .sinks = true, .latent = 264},
+        Shape{.n_head = 8, .n_head_kv = 1, .head_dim = 64, .window = 100, .latent = 64}}) {
     for (const int64_t n : {1, 3, 8, 9, 70}) {
       for (const int64_t first : {0, 31, 127, 300, 1300}) cases.push_back({s, {{first, n}}});
     }

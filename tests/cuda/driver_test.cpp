@@ -1,4 +1,4 @@
-// What is said when there is no GPU, or no driver that this build can use.
+// The words for a machine without a GPU, or without a driver that this build can use.
 #include <gtest/gtest.h>
 
 #include "cuda/cuda.h"

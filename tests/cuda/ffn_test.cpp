@@ -45,9 +45,8 @@ TEST_F(GpuFfnTest, DenseOfLongRows) {
         const TwinAct in = make_input(rng, 1, n_embd);
         const TwinShard shard(*ref_, *gpu_, rng, type, 32 * 3, n_embd, gated, true);
         Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(n_embd)));
-        run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
-          d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s), nullptr);
-        });
+        run_twins<float>(*ref_, *gpu_, {&y},
+                         [&](int s, Device& d) { d.ffn_dense(shard.on(s), in.on(s), 1, {}, y.on(s), nullptr); });
         EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound(type, 1));
       }
     }

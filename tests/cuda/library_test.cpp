@@ -1,4 +1,4 @@
-// What a GPU needs besides the driver is loaded when it is used, and its absence is told in one line.
+// NVIDIA's libraries are loaded when a GPU is used, and their absence is told in one line.
 #include <gtest/gtest.h>
 
 #include <string>

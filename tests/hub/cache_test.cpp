@@ -178,9 +178,10 @@ class Environment : public ::testing::Test {
     for (const char* name : kNames) unsetenv(name);
     setenv("HOME", home_.c_str(), 1);
   }
-  static constexpr const char* kNames[] = {"HF_HOME",  "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_TOKEN",
-                                           "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
-                                           "HUGGING_FACE_HUB_TOKEN", "SSL_CERT_FILE"};
+  static constexpr const char* kNames[] = {
+      "HF_HOME",       "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",       "HF_TOKEN",
+      "HF_TOKEN_PATH", "HF_ENDPOINT",  "HF_HUB_OFFLINE",        "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN",
+      "SSL_CERT_FILE"};
   TempDir dir_;
   const std::string home_ = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "/";
 };

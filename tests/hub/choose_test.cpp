@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "expect_error.h"
 #include "hub/digest.h"
 #include "hub/settings.h"
-#include "expect_error.h"
 
 namespace hearth::test {
 namespace {
@@ -23,9 +23,9 @@ std::string chosen(const std::vector<std::string>& paths, const std::string& wan
   return choose(models(paths), {"owner/name", wanted}).model.path();
 }
 
-const std::vector<std::string> kUsual = {"README.md",         "m-BF16.gguf",  "m-F16.gguf",     "m-IQ4_XS.gguf", "m-Q4_K_M.gguf",
-                                         "m-Q4_K_S.gguf",     "m-Q8_0.gguf",  "mmproj-F16.gguf", "imatrix.gguf",  "m.sparse.gguf",
-                                         "mtp-m-Q4_K_M.gguf", "UD/m-UD-Q4_K_XL.gguf"};
+const std::vector<std::string> kUsual = {"README.md",     "m-BF16.gguf",   "m-F16.gguf",        "m-IQ4_XS.gguf",
+                                         "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf",       "mmproj-F16.gguf",
+                                         "imatrix.gguf",  "m.sparse.gguf", "mtp-m-Q4_K_M.gguf", "UD/m-UD-Q4_K_XL.gguf"};
 
 TEST(Choose, TakesTheTypeInAnyCase) {
   EXPECT_EQ(chosen(kUsual, "q8_0"), "m-Q8_0.gguf");
@@ -50,7 +50,8 @@ TEST(Choose, WithoutATypeTakesTheUsualOnes) {
 }
 
 TEST(Choose, TakesAllPartsOfASplitFile) {
-  const auto all = models({"Q4_K_M/m-Q4_K_M-00002-of-00002.gguf", "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf"});
+  const auto all = models(
+      {"Q4_K_M/m-Q4_K_M-00002-of-00002.gguf", "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf"});
   const hub::Choice c = choose(all, {"owner/name", "Q4_K_M"});
   ASSERT_EQ(c.model.parts.size(), 2u);
   EXPECT_EQ(c.model.parts[0].path, "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf");
@@ -58,20 +59,32 @@ TEST(Choose, TakesAllPartsOfASplitFile) {
   EXPECT_EQ(c.model.size(), uint64_t{6} << 20);
   EXPECT_EQ(choose(all, {"owner/name", "m-Q4_K_M-00002-of-00002.gguf"}).model.parts.size(), 2u) << "any part means all";
   expect_error([&] { choose(all, {"owner/name", "Q8_0"}); }, {"holds no 'Q8_0'"});
-  expect_error([] { choose(models({"m-00001-of-00003.gguf", "m-00003-of-00003.gguf"}), {"owner/name", ""}); },
-               {"split file", "part 2 is missing"});
+  expect_error(
+      [] {
+        choose(models({"m-00001-of-00003.gguf", "m-00003-of-00003.gguf"}), {"owner/name", ""});
+      },
+      {"split file", "part 2 is missing"});
 }
 
 TEST(Choose, ListsTheChoicesWhenSeveralFit) {
-  expect_error([] { choose(models({"a-Q4_K_M.gguf", "b-Q4_K_M.gguf"}), {"owner/name", ""}); },
-               {"2 models", "Q4_K_M", "a-Q4_K_M.gguf (3.00 MiB)", "b-Q4_K_M.gguf"});
-  EXPECT_EQ(chosen({"m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"}, "Q4_K_M"), "m-Q4_K_M.gguf") << "the plain one of two variants";
-  expect_error([] { choose(models(kUsual), {"owner/name", "Q3_K_M"}); }, {"holds no 'Q3_K_M'", "m-Q8_0.gguf (3.00 MiB)"});
+  expect_error(
+      [] {
+        choose(models({"a-Q4_K_M.gguf", "b-Q4_K_M.gguf"}), {"owner/name", ""});
+      },
+      {"2 models", "Q4_K_M", "a-Q4_K_M.gguf (3.00 MiB)", "b-Q4_K_M.gguf"});
+  EXPECT_EQ(chosen({"m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"}, "Q4_K_M"), "m-Q4_K_M.gguf")
+      << "the plain one of two variants";
+  expect_error(
+      [] {
+        choose(models(kUsual), {"owner/name", "Q3_K_M"});
+      },
+      {"holds no 'Q3_K_M'", "m-Q8_0.gguf (3.00 MiB)"});
   expect_error([] { choose(models({"model.safetensors"}), {"owner/name", ""}); }, {"no GGUF"});
 }
 
 TEST(Choose, NamesTypes) {
-  const auto all = models({"a-Q4_K_M-00001-of-00001.gguf", "b.Q8_0.gguf", "c-bf16.gguf", "demo.gguf", "e-UD-IQ2_XXS.gguf", "f-MXFP4_MOE.gguf"});
+  const auto all = models({"a-Q4_K_M-00001-of-00001.gguf", "b.Q8_0.gguf", "c-bf16.gguf", "demo.gguf",
+                           "e-UD-IQ2_XXS.gguf", "f-MXFP4_MOE.gguf"});
   std::vector<std::string> types;
   for (const auto& m : all) types.push_back(m.type);
   EXPECT_EQ(types, (std::vector<std::string>{"Q4_K_M", "Q8_0", "BF16", "", "UD-IQ2_XXS", "MXFP4_MOE"}));
@@ -81,12 +94,14 @@ TEST(ModelName, IsOwnerAndName) {
   const hub::ModelName n = hub::parse_model_name("ggml-org/gemma-3.1_b-GGUF:Q8_0");
   EXPECT_EQ(n.repository, "ggml-org/gemma-3.1_b-GGUF");
   EXPECT_EQ(n.wanted, "Q8_0");
-  for (const char* bad : {"", "name", "a/b/c", "../b", "a/..", "a/.b", "a--b/c", "a/b:", "/b", "a/", "a b/c", "a/b\n", "a/-b", "a/b?x", "a/b%2e"})
+  for (const char* bad : {"", "name", "a/b/c", "../b", "a/..", "a/.b", "a--b/c", "a/b:", "/b", "a/", "a b/c", "a/b\n",
+                          "a/-b", "a/b?x", "a/b%2e"})
     expect_error([&] { hub::parse_model_name(bad); }, {});
 }
 
 TEST(PlainPath, StaysInItsFolder) {
-  for (const char* good : {"a", "a/b.gguf", "a b/c (1).gguf", "..a", "a..", "ü/ä"}) EXPECT_TRUE(hub::is_plain_path(good)) << good;
+  for (const char* good : {"a", "a/b.gguf", "a b/c (1).gguf", "..a", "a..", "ü/ä"})
+    EXPECT_TRUE(hub::is_plain_path(good)) << good;
   for (const char* bad : {"", "/a", "a/", "a//b", "../a", "a/../b", "a/..", ".", "./a", "a\nb", "a\x1b[31m", "a\\b"})
     EXPECT_FALSE(hub::is_plain_path(bad)) << bad;
   EXPECT_FALSE(hub::is_plain_path(std::string(300, 'a')));

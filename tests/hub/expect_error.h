@@ -14,7 +14,8 @@ void expect_error(F&& action, std::initializer_list<std::string> parts) {
   const std::string said = message_of(action);
   EXPECT_NE(said, "no error");
   EXPECT_EQ(said.find('\n') == std::string::npos || parts.size() == 0, true) << said;
-  for (const std::string& part : parts) EXPECT_NE(said.find(part), std::string::npos) << "'" << part << "' in: " << said;
+  for (const std::string& part : parts)
+    EXPECT_NE(said.find(part), std::string::npos) << "'" << part << "' in: " << said;
 }
 
 }  // namespace hearth::test

@@ -42,8 +42,9 @@ TEST_F(Pull, LeavesTheLayoutOfTheHub) {
   EXPECT_EQ(fs::read_symlink(p.path), fs::path("../../blobs") / sha256(bytes_));
   EXPECT_EQ(slurp(folder() / "refs" / "main"), kCommit);
   const std::string repo = "models--owner--model-GGUF/";
-  EXPECT_EQ(tree(settings_.cache), (std::vector<std::string>{".locks/" + repo + sha256(bytes_) + ".lock", repo + "blobs/" + sha256(bytes_),
-                                                             repo + "refs/main", repo + "snapshots/" + kCommit + "/model-Q4_K_M.gguf"}));
+  EXPECT_EQ(tree(settings_.cache),
+            (std::vector<std::string>{".locks/" + repo + sha256(bytes_) + ".lock", repo + "blobs/" + sha256(bytes_),
+                                      repo + "refs/main", repo + "snapshots/" + kCommit + "/model-Q4_K_M.gguf"}));
 }
 
 TEST_F(Pull, ASecondOneBringsNothing) {
@@ -191,7 +192,8 @@ TEST_F(Pull, ALieAboutTheSizeIsRefused) {
 
 TEST_F(Pull, AShorterFileThanListedNeverGetsItsName) {
   write(incomplete(), bytes_.substr(0, 1000));
-  hub_.files["model-Q4_K_M.gguf"].bytes = bytes_.substr(0, 1000);  // the range is beyond it: 416, then a 200 that is short
+  hub_.files["model-Q4_K_M.gguf"].bytes =
+      bytes_.substr(0, 1000);  // the range is beyond it: 416, then a 200 that is short
   expect_error([&] { pull(); }, {"1000 bytes"});
   EXPECT_FALSE(fs::exists(blob(sha256(bytes_))));
 }
@@ -233,7 +235,8 @@ TEST_F(Pull, TheTokenGoesToTheHubAlone) {
   settings_.token = "hf_secret";
   pull();
   ASSERT_GE(hub_.hub_log().size(), 3u);
-  for (const std::string& line : hub_.hub_log()) EXPECT_NE(line.find("auth=Bearer hf_secret"), std::string::npos) << line;
+  for (const std::string& line : hub_.hub_log())
+    EXPECT_NE(line.find("auth=Bearer hf_secret"), std::string::npos) << line;
   ASSERT_EQ(hub_.cdn_log().size(), 1u);
   EXPECT_EQ(hub_.cdn_log()[0].find("hf_secret"), std::string::npos) << hub_.cdn_log()[0];
 }
@@ -250,7 +253,8 @@ TEST_F(Pull, OnlyHttpIsFollowed) {
 TEST_F(Pull, HostileNamesStayInTheCache) {
   const std::string etag = sha256(bytes_);
   nlohmann::json j = {{"sha", kCommit}, {"siblings", nlohmann::json::array()}};
-  for (const char* name : {"../../../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "evil\x1b[2J.gguf", "", "a//evil.gguf"})
+  for (const char* name :
+       {"../../../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "evil\x1b[2J.gguf", "", "a//evil.gguf"})
     j["siblings"].push_back({{"rfilename", name}, {"lfs", {{"sha256", etag}, {"size", 300000}}}});
   hub_.raw_listing = j.dump();
   expect_error([&] { pull(); }, {"no GGUF model"});
@@ -260,7 +264,8 @@ TEST_F(Pull, HostileNamesStayInTheCache) {
   j["sha"] = "../../evil";
   hub_.raw_listing = j.dump();
   expect_error([&] { pull(); }, {"40 hexadecimal digits"});
-  for (const char* text : {"", "[]", "{}", "<html>", "{\"sha\":1,\"siblings\":{}}", "{\"sha\":\"\",\"siblings\":[{}]}"}) {
+  for (const char* text :
+       {"", "[]", "{}", "<html>", "{\"sha\":1,\"siblings\":{}}", "{\"sha\":\"\",\"siblings\":[{}]}"}) {
     hub_.raw_listing = *text == '\0' ? " " : text;
     expect_error([&] { pull(); }, {"cannot be read"});
   }

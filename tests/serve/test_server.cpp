@@ -364,9 +364,9 @@ TEST_F(Http, KeysAreAskedFor) {
 TEST_F(Http, PromptsAreLoggedWhenAskedForAlone) {
   const log::Level level = log::level();
   log::set_level(log::Level::normal);
-  for (const auto& [kind, lines, prompts] : {std::tuple(serve::RequestLog::none, false, false),
-                                             std::tuple(serve::RequestLog::requests, true, false),
-                                             std::tuple(serve::RequestLog::prompts, true, true)}) {
+  for (const auto& [kind, lines, prompts] :
+       {std::tuple(serve::RequestLog::none, false, false), std::tuple(serve::RequestLog::requests, true, false),
+        std::tuple(serve::RequestLog::prompts, true, true)}) {
     server_.reset();
     start({.api_keys = {"secret-key"}, .chat_template = "chatml", .log = kind});
     testing::internal::CaptureStderr();

@@ -135,26 +135,26 @@ class FakeHub {
   void add(const std::string& path, const std::string& bytes) { files[path] = {bytes, sha256(bytes), bytes.size()}; }
   std::string endpoint() const { return scheme() + "://127.0.0.1:" + std::to_string(hub_port_); }
   std::string cdn() const { return scheme() + "://127.0.0.1:" + std::to_string(cdn_port_); }
-  // What was asked of either, a line each: method, path, Range, Authorization.
+  // All requests to either, a line each: method, path, Range, Authorization.
   std::vector<std::string> hub_log() const { return copy(hub_log_); }
   std::vector<std::string> cdn_log() const { return copy(cdn_log_); }
 
   // How it behaves. Set before it is asked.
   std::map<std::string, FakeFile> files;
   std::string commit = kCommit;
-  std::string raw_listing;           // in place of the list of `files`
-  std::string redirect_to;           // in place of the CDN's address
+  std::string raw_listing;  // in place of the list of `files`
+  std::string redirect_to;  // in place of the CDN's address
   bool ignore_ranges = false;
-  std::string content_range;         // in place of the right one
-  std::atomic<int64_t> cut_after{-1};   // once: a body ends after so many bytes
+  std::string content_range;             // in place of the right one
+  std::atomic<int64_t> cut_after{-1};    // once: a body ends after so many bytes
   std::atomic<int64_t> stall_after{-1};  // once: nothing more comes after so many bytes
-  bool cut_always = false;           // cut_after holds for every body
-  std::atomic<int> refusals{0};      // of so many requests, with:
+  bool cut_always = false;               // cut_after holds for every body
+  std::atomic<int> refusals{0};          // of so many requests, with:
   int refusal = 503;
   std::string retry_after, error_code;
-  std::string linked_etag;           // in place of the right X-Linked-Etag
+  std::string linked_etag;  // in place of the right X-Linked-Etag
   std::string linked_size;
-  std::function<void()> on_body;     // before the first byte of each
+  std::function<void()> on_body;  // before the first byte of each
   std::atomic<int> n_downloads{0};
 
  private:
@@ -233,26 +233,26 @@ class FakeHub {
     }
     if (partial) {
       r.status = 206;
-      r.set_header("Content-Range", content_range.empty() ? "bytes " + std::to_string(first) + "-" +
-                                                                std::to_string(bytes.size() - 1) + "/" +
-                                                                std::to_string(bytes.size())
-                                                          : content_range);
+      r.set_header("Content-Range", content_range.empty()
+                                        ? "bytes " + std::to_string(first) + "-" + std::to_string(bytes.size() - 1) +
+                                              "/" + std::to_string(bytes.size())
+                                        : content_range);
     }
     const int64_t cut = cut_always ? cut_after.load() : cut_after.exchange(-1), stall = stall_after.exchange(-1);
     if (on_body) on_body();
     const std::string rest = bytes.substr(first);
-    r.set_content_provider(
-        rest.size(), "application/octet-stream",
-        [this, rest, cut, stall](size_t offset, size_t length, httplib::DataSink& sink) {
-          size_t n = std::min<size_t>(length, 4096);
-          if (cut >= 0 && offset >= static_cast<size_t>(cut)) return false;
-          if (cut >= 0) n = std::min(n, static_cast<size_t>(cut) - offset);
-          if (stall >= 0 && offset >= static_cast<size_t>(stall)) {
-            while (!ending_ && sink.is_writable()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-            return false;
-          }
-          return sink.write(rest.data() + offset, n);
-        });
+    r.set_content_provider(rest.size(), "application/octet-stream",
+                           [this, rest, cut, stall](size_t offset, size_t length, httplib::DataSink& sink) {
+                             size_t n = std::min<size_t>(length, 4096);
+                             if (cut >= 0 && offset >= static_cast<size_t>(cut)) return false;
+                             if (cut >= 0) n = std::min(n, static_cast<size_t>(cut) - offset);
+                             if (stall >= 0 && offset >= static_cast<size_t>(stall)) {
+                               while (!ending_ && sink.is_writable())
+                                 std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                               return false;
+                             }
+                             return sink.write(rest.data() + offset, n);
+                           });
   }
 
   bool tls_;
@@ -282,8 +282,9 @@ class HubTest : public ::testing::Test {
   }
 
   hub::Pulled pull(const std::string& name = kRepository) {
-    const hub::Watcher watcher{[this](const hub::RepositoryFile&, size_t, size_t, uint64_t have) { began_with_.push_back(have); },
-                               [](uint64_t) {}, [] {}};
+    const hub::Watcher watcher{
+        [this](const hub::RepositoryFile&, size_t, size_t, uint64_t have) { began_with_.push_back(have); },
+        [](uint64_t) {}, [] {}};
     return hub::pull(hub::parse_model_name(name), settings_, watcher);
   }
   // The line of what pull() throws; empty when it does not.

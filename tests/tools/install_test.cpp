@@ -1,4 +1,4 @@
-// What `cmake --install` puts somewhere works there, and no CUDA library is needed to start.
+// An installed program works where `cmake --install` puts it, and starts without a CUDA library.
 #include <regex>
 
 #include "scripts.h"

@@ -75,8 +75,8 @@ TEST_F(PowerInferProgram, AConvertedFileObeysTheSameFlag) {
 
 TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
   const auto density = [&](const std::string& score) {
-    const json j = json::parse(output({"run", "--no-measure", "-m", model_, "-p", "the", "-n", "8", "--temp", "0", "--ignore-eos",
-                                       "--json", "--sparse-threshold", score}));
+    const json j = json::parse(output({"run", "--no-measure", "-m", model_, "-p", "the", "-n", "8", "--temp", "0",
+                                       "--ignore-eos", "--json", "--sparse-threshold", score}));
     return j["density"].get<double>();
   };
   EXPECT_EQ(density("1e6"), 0.0);
@@ -84,7 +84,8 @@ TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
 
   std::ofstream(dir_ / "text") << "the other the things in there, then";
   const auto perplexity = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> args = {"perplexity", "-m", model_, "-f", (dir_ / "text").string(), "--json", "--no-measure"};
+    std::vector<std::string> args = {"perplexity", "-m",          model_, "-f", (dir_ / "text").string(),
+                                     "--json",     "--no-measure"};
     args.insert(args.end(), more.begin(), more.end());
     return json::parse(output(args))["perplexity"].get<double>();
   };
@@ -93,8 +94,8 @@ TEST_F(PowerInferProgram, EveryMeasurementObeysIt) {
   EXPECT_GT(std::fabs(perplexity({}) / dense - 1), 0.01) << "predictors act on single tokens: not measured in batches";
 
   const auto bench = [&](const std::string& score) {
-    const json rows = json::parse(output({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "4", "-r", "1", "-o", "json",
-                                          "--no-bandwidth", "--sparse-threshold", score}));
+    const json rows = json::parse(output({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "4", "-r", "1", "-o",
+                                          "json", "--no-bandwidth", "--sparse-threshold", score}));
     return rows[0]["density"].get<double>();
   };
   const auto predicted = [&](const std::string& score) {
@@ -183,8 +184,8 @@ TEST_F(GpuIndexProgram, RunsObeyIt) {
     const std::vector<double> whole = logits({"--sparsity", sparsity});
     for (const json& t : top) EXPECT_NEAR(t["logit"].get<double>(), whole[t["id"].get<size_t>()], 2e-3) << sparsity;
   }
-  const json row =
-      with({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth", "-o", "json", "-q"})[0];
+  const json row = with({"bench", "--no-measure", "-m", model_, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth",
+                         "-o", "json", "-q"})[0];
   EXPECT_NEAR(row["hit_share"].get<double>(), 1.0 / 3, 0.15) << "random weights: a third of the neurons, of the hits";
 }
 

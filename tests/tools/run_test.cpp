@@ -115,8 +115,9 @@ TEST_F(Run, AContextBeyondTheTrainedOneIsAWarning) {
     return o.err;
   };
   EXPECT_EQ(warns("64"), "");
-  EXPECT_EQ(warns("65"), "warning: the context of 65 is longer than the 64 tokens that this model was trained for: later "
-                         "text may make no sense\n");
+  EXPECT_EQ(warns("65"),
+            "warning: the context of 65 is longer than the 64 tokens that this model was trained for: later "
+            "text may make no sense\n");
 }
 
 TEST_F(Run, WhatEndsAText) {

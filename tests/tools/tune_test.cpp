@@ -105,8 +105,18 @@ TEST_F(TuneProgram, CurvesAgreeWithPerplexityMeasuredSeparately) {
 // A file that another program quantised: its down projections are quantised again, by tune as by run.
 TEST_F(TuneProgram, TransposesDownProjectionsWhereThatIsAsked) {
   write_tiny_model(file("foreign"), {.type = DType::q8_0});
-  const std::vector<std::string> args = {"tune", "-m", file("foreign"), "-f", file("fit.txt"), "--validation",
-                                         file("validation.txt"), "--window", "32", "--no-measure", "--density", "0.2"};
+  const std::vector<std::string> args = {"tune",
+                                         "-m",
+                                         file("foreign"),
+                                         "-f",
+                                         file("fit.txt"),
+                                         "--validation",
+                                         file("validation.txt"),
+                                         "--window",
+                                         "32",
+                                         "--no-measure",
+                                         "--density",
+                                         "0.2"};
   std::vector<std::string> with = args, without = args;
   without.push_back("-q");
   EXPECT_TRUE(fails_with(run(without), "--transpose-down"));
