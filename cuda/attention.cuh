@@ -1,5 +1,6 @@
 #pragma once
 // The steps of attention() (kernels.cuh), and where a position lies in the paged cache.
+#include "cuda/exchange.cuh"
 #include "cuda/kernels.cuh"
 
 namespace hearth::cuda {
@@ -10,7 +11,8 @@ void rope_kv(const Gpu& gpu, const AttentionArgs& args, int64_t T);
 void attention_decode(const Gpu& gpu, const AttentionArgs& args, int64_t T, bool rotates, float* partial,
                       unsigned* counters, Act out);
 // attention_latent.cu: any number of tokens, with the rotation and the write to the cache; splits: of few tokens' contexts.
-void attention_latent(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters, Act out);
+void attention_latent(const Gpu& gpu, const AttentionArgs& args, int64_t T, float* partial, unsigned* counters,
+                      Act out);
 int64_t latent_splits(const Gpu& gpu, int64_t n_head);
 // attention_prefill.cu: the tokens of args.rows.runs, on tensor cores, after rope_kv().
 void attention_prefill(const Gpu& gpu, const AttentionArgs& args, float* out);
@@ -30,6 +32,31 @@ __device__ __forceinline__ int page_index(int position) {
 __device__ __forceinline__ int64_t cache_offset(const AttentionArgs& a, int page, int64_t kv_head, int position) {
   const int64_t in_page = kv_head * kPage + static_cast<unsigned>(position) % kPage;
   return page * a.cache.stride + in_page * a.head_dim;
+}
+
+// A token's context is cut into `count` pieces of whole pages, which depend on its own position alone.
+struct Split {
+  int count;
+  int page, from, last;  // of piece `index`: its first page, its positions [from, last), none where from >= last
+  __device__ __forceinline__ Split(const AttentionArgs& a, int pos, int max_splits, int index) {
+    const int begin = a.window > 0 ? max(0, pos + 1 - static_cast<int>(a.window)) : 0;
+    const int n_pages = page_index(pos) + 1 - page_index(begin);
+    const int pages = static_cast<int>(attention_split_pages(n_pages, max_splits));
+    count = (n_pages + pages - 1) / pages, page = page_index(begin) + index * pages;
+    from = max(page * kPage, begin), last = min((page + pages) * kPage, pos + 1);
+  }
+};
+// Whether this block is the last of `count` to have written its piece. *finished is zero before the first and after the
+// last of them. Called by the whole block.
+__device__ __forceinline__ bool is_last_piece(unsigned* finished, int count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = count_arrival(finished) == static_cast<unsigned>(count) - 1;
+    if (last) *finished = 0;  // for the next launch
+  }
+  __syncthreads();
+  return last;
 }
 
 // Scores are in units of ln 2, for softmaxes in base 2.

@@ -157,13 +157,9 @@ struct Piece {
   }
   // The token is at position `at`.
   __device__ __forceinline__ void place(int at) {
-    const int begin = d.a.window > 0 ? max(0, at + 1 - static_cast<int>(d.a.window)) : 0;
-    const int n_pages = page_index(at) + 1 - page_index(begin);
-    const int pages = static_cast<int>(attention_split_pages(n_pages, d.max_splits));
-    pos = at, splits = (n_pages + pages - 1) / pages;
-    const int page = page_index(begin) + static_cast<int>(blockIdx.x) * pages;
-    from = max(page * kPage, begin), last = min((page + pages) * kPage, at + 1);
-    base = kStep < kPage ? from / kStep * kStep : page * kPage;
+    const Split split(d.a, at, d.max_splits, static_cast<int>(blockIdx.x));
+    pos = at, splits = split.count, from = split.from, last = split.last;
+    base = kStep < kPage ? from / kStep * kStep : split.page * kPage;
     cached = d.rotates ? min(last, at) : last;
   }
   __device__ __forceinline__ bool has_keys() const { return from < last; }
@@ -304,19 +300,6 @@ struct WarpStates {
   }
 };
 
-// Whether this block is the last of the token's pieces of these heads to have written its output.
-__device__ __forceinline__ bool is_last(const DecodeArgs& d, int64_t t, int splits) {
-  __shared__ bool last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned* finished = d.finished + t * gridDim.y + blockIdx.y;
-    last = count_arrival(finished) == static_cast<unsigned>(splits) - 1;
-    if (last) *finished = 0;  // for the next launch
-  }
-  __syncthreads();
-  return last;
-}
-
 template <int kLanes, int kHeads>
 __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
     decode_kernel(const __grid_constant__ DecodeArgs d) {
@@ -373,7 +356,7 @@ __global__ void __launch_bounds__(kWarps<kHeads>* kWarp, kHeads == 2 ? 1 : 2)
   states.store(state);
   __syncthreads();
   states.merge(p);
-  if (p.splits > 1 && is_last(d, p.t, p.splits)) {
+  if (p.splits > 1 && is_last_piece(d.finished + p.t * gridDim.y + blockIdx.y, p.splits)) {
     merge_pieces<Work::kThreads, kHeads>(d, p.t, p.head, p.n_heads, p.splits);
   }
 }

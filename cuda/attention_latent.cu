@@ -91,24 +91,20 @@ __device__ void merge_pieces(const LatentArgs& d, int64_t t, int64_t head, int s
 // Grid: (T, groups of kHeads heads, splits).
 __global__ void __launch_bounds__(kThreads) latent_kernel(const __grid_constant__ LatentArgs d) {
   extern __shared__ float4 memory[];
-  __shared__ bool is_last;
   grid_trigger();
   grid_wait();
   const AttentionArgs& a = d.a;
   const int dim = static_cast<int>(a.head_dim), n = static_cast<int>(a.latent_norm.n), stride = dim + kPad;
-  auto* const queries = reinterpret_cast<float*>(memory);           // [kHeads][dim]
-  float* const all_weights = queries + kHeads * dim;                // [kHeads][kKeys]
+  auto* const queries = reinterpret_cast<float*>(memory);               // [kHeads][dim]
+  float* const all_weights = queries + kHeads * dim;                    // [kHeads][kKeys]
   auto* const keys = reinterpret_cast<f16_t*>(all_weights + kThreads);  // [kKeys][stride]
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first_head = static_cast<int>(blockIdx.y) * kHeads;
   const int64_t t = blockIdx.x, head = first_head + warp;
   const int pos = __ldcg(a.rows.pos + t);
   const int32_t* const table = page_table(a.rows, __ldcg(a.rows.slot + t));
 
-  const int begin = a.window > 0 ? max(0, pos + 1 - static_cast<int>(a.window)) : 0;
-  const int n_pages = page_index(pos) + 1 - page_index(begin);
-  const int pages = static_cast<int>(attention_split_pages(n_pages, d.max_splits));
-  const int splits = (n_pages + pages - 1) / pages, page = page_index(begin) + static_cast<int>(blockIdx.z) * pages;
-  const int from = max(page * kPage, begin), last = min((page + pages) * kPage, pos + 1);
+  const Split split(a, pos, d.max_splits, static_cast<int>(blockIdx.z));
+  const int from = split.from, last = split.last, splits = split.count;
   if (from >= last) return;
 
   const float scale = a.scale * kLog2E;
@@ -133,7 +129,8 @@ __global__ void __launch_bounds__(kThreads) latent_kernel(const __grid_constant_
     for (int i = 0; i < dim; i += kDims) {
       float k[kDims];
       unpack(*reinterpret_cast<const uint4*>(keys + lane * stride + i), k);
-      const float4 low = *reinterpret_cast<const float4*>(query + i), high = *reinterpret_cast<const float4*>(query + i + 4);
+      const float4 low = *reinterpret_cast<const float4*>(query + i),
+                   high = *reinterpret_cast<const float4*>(query + i + 4);
       const float q[kDims] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int j = 0; j < kDims; ++j) score = fmaf(q[j], k[j], score);
@@ -161,13 +158,7 @@ __global__ void __launch_bounds__(kThreads) latent_kernel(const __grid_constant_
     state.store(d.acc + piece * n, n, 1.0f);
     if (lane == 0) d.max_sum[piece] = {state.top, state.sum};
   }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned* const finished = d.finished + t * gridDim.y + blockIdx.y;
-    is_last = count_arrival(finished) == static_cast<unsigned>(splits) - 1;
-    if (is_last) *finished = 0;  // for the next launch
-  }
-  __syncthreads();
+  const bool is_last = is_last_piece(d.finished + t * gridDim.y + blockIdx.y, splits);
   if (is_last && head < a.n_head) merge_pieces(d, t, head, splits, n);
 }
 
@@ -241,9 +232,10 @@ int64_t latent_splits(const Gpu& gpu, int64_t n_head) {
 void attention_latent(const Gpu& gpu, const AttentionArgs& a, int64_t T, float* partial, unsigned* counters, Act out) {
   const int64_t n = a.latent_norm.n;
   if (a.head_dim % kDims != 0 || n % kDims != 0 || n > kMaxLatent || shared_bytes(a.head_dim) > gpu.shared_per_block) {
-    fail("latents of {} elements beside {} rotated ones are not supported on the GPU, expected multiples of {}, and at "
-         "most {}; use --device cpu",
-         n, a.head_dim - n, kDims, kMaxLatent);
+    fail(
+        "latents of {} elements beside {} rotated ones are not supported on the GPU, expected multiples of {}, and at "
+        "most {}; use --device cpu",
+        n, a.head_dim - n, kDims, kMaxLatent);
   }
   HEARTH_CHECK(a.n_head_kv == 1);
   rope_kv(gpu, a, T);
@@ -270,7 +262,8 @@ void head_products(const Gpu& gpu, const HeadProducts& p, int64_t T) {
     int lanes = 1;
     while (lanes < n_chunks && lanes < kWarp) lanes *= 2;
     const auto run = [&]<int kTokens>() {
-      const dim3 grid(grid_size(ceil_div(T, kTokens)), grid_size(p.n_head), grid_size(ceil_div(p.rows(), kProductRows)));
+      const dim3 grid(grid_size(ceil_div(T, kTokens)), grid_size(p.n_head),
+                      grid_size(ceil_div(p.rows(), kProductRows)));
       launch(gpu, head_products_kernel<D, kTokens>, grid, kProductWarps * kWarp,
              static_cast<size_t>(kTokens * n_chunks * (kWeights + 4)) * sizeof(float), p, static_cast<int>(T), lanes);
     };

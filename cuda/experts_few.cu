@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kMatvecWarps* kWarp, kManyRegisters<D> ? 2 : 3
     gate_up_kernel(const __grid_constant__ GateUpArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ float values[kPerBlock];
-  grid_trigger();
   grid_wait();
+  grid_trigger();  // not before: experts_down() begins with the choice
   const Slot slot = slot_at(a.run, a.T, static_cast<int>(blockIdx.x));
   const ExpertEntry e = a.run.table[slot.id];
   if (e.gate == nullptr) return;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) down_kernel(const __gr
   const bool live = first < a.n_embd;
   Part* const parts = reinterpret_cast<Part*>(reinterpret_cast<std::byte*>(shared) + stage_bytes<D>(width));
   const unsigned reciprocal = 0xFFFFFFFFu / static_cast<unsigned>(per_expert) + 1;  // exact below 65536 chunks
-  grid_wait();
+  // All blocks of gate_up_kernel had the choice before this one could start.
   for (int i = threadIdx.x; i < n_slots; i += blockDim.x) {
     const int64_t at = t * a.run.n_named + a.run.first_slot + i;
     const ExpertEntry& e = a.run.table[__ldcg(a.run.ids + at)];
@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) down_kernel(const __gr
   };
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) load(u, lane + u * kWarp);
+  grid_wait();
   const int row = base + lane;
   const bool writes = live && lane < kRows && row >= first;
   float y = writes ? __ldcg(a.y + t * a.n_embd + row) : 0.0f;
