@@ -9,9 +9,8 @@
 namespace hearth::cuda {
 namespace {
 
-constexpr int kPerWarp = 4;  // neurons
-constexpr int kPerBlock = kPerWarp * kMatvecWarps;
-static_assert(kPerBlock == 32, "a block's neurons are one block of the 8-bit form");
+constexpr int kPerBlock = 32;  // neurons: one block of the 8-bit form
+constexpr int kGateUpWarps = 16, kPerWarp = kPerBlock / kGateUpWarps;
 
 struct GateUpArgs {
   ExpertRun run;
@@ -50,8 +49,7 @@ __device__ __forceinline__ Slot slot_at(const ExpertRun& run, int T, int p) {
 
 // Grid: (T * n_slots, n / 32).
 template <DType D, bool kGated>
-__global__ void __launch_bounds__(kMatvecWarps* kWarp, kManyRegisters<D> ? 2 : 3)
-    gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kGateUpWarps* kWarp, 2) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
   extern __shared__ uint4 shared[];
   __shared__ float values[kPerBlock];
   grid_wait();
@@ -185,7 +183,7 @@ void experts_gate_up(const Gpu& gpu, const ExpertRun& run, Act in, int64_t T, Ac
       run, neuron_args(s), in, hidden, static_cast<int>(T), static_cast<int>(s.n()), static_cast<int>(s.gate.cols)};
   with_format(s.gate.type, [&]<DType D>() {
     launch(gpu, s.up ? gate_up_kernel<D, true> : gate_up_kernel<D, false>,
-           token_grid(T * run.n_slots, s.n() / kPerBlock), kMatvecWarps * kWarp, stage_bytes<D>(s.gate.cols), args);
+           token_grid(T * run.n_slots, s.n() / kPerBlock), kGateUpWarps * kWarp, stage_bytes<D>(s.gate.cols), args);
   });
 }
 
@@ -198,9 +196,10 @@ void experts_down(const Gpu& gpu, const ExpertRun& run, Act hidden, int64_t T, f
              kWarps * kWarp, stage_bytes<D>(run.n_slots * w.cols) + static_cast<size_t>(run.n_slots) * 24, args);
     };
     constexpr int kTogether = Format<D>::kWeights == 32 ? 2 : 4;
+    constexpr int kInFlight = Format<D>::kQuantized ? 6 : 4;  // chunks: of eight experts of 768 neurons, all of a row
     switch (matvec_shape(w.rows, w.rows, gpu.multiprocessors)) {
       case MatvecShape::few_rows:
-        return start.template operator()<1, 4, 8, 4>();
+        return start.template operator()<1, kInFlight, 8, 3>();
       case MatvecShape::two_rows_a_warp:
       case MatvecShape::two_blocks:
         return start.template operator()<2, kTogether, 8, 3>();

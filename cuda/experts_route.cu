@@ -39,18 +39,6 @@ __device__ __forceinline__ unsigned long long warp_largest(unsigned long long v)
 #endif
 }
 
-// x[i] becomes exp(x[i] - the largest) / their sum.
-__device__ __forceinline__ void softmax(float* x, int n) {
-  const int lane = threadIdx.x;
-  float largest = -INFINITY, sum = 0.0f;
-  for (int i = lane; i < n; i += kWarp) largest = fmaxf(largest, x[i]);
-  largest = warp_max(largest);
-  for (int i = lane; i < n; i += kWarp) sum += x[i] = expf(x[i] - largest);
-  sum = group_sum(sum);
-  for (int i = lane; i < n; i += kWarp) x[i] /= sum;
-  __syncwarp();
-}
-
 // of_group[g] becomes 0 for the best groups. selecting(i): the selecting score of expert i.
 template <typename Selecting>
 __device__ void keep_best_groups(const Routing& r, Selecting selecting, unsigned long long* of_group) {
@@ -77,22 +65,49 @@ __device__ void keep_best_groups(const Routing& r, Selecting selecting, unsigned
 
 // Shared memory of choose_one().
 size_t choose_bytes(const Routing& r) {
-  return static_cast<size_t>(r.n_expert + r.n_groups) * sizeof(unsigned long long) +
-         static_cast<size_t>(r.n_expert + r.n_used) * sizeof(float);
+  if (r.n_groups_used >= r.n_groups) return 0;
+  return static_cast<size_t>(r.n_groups) * sizeof(unsigned long long) + static_cast<size_t>(r.n_expert) * sizeof(float);
 }
 
-// Token t's choice. Called by one warp, the block's first.
-__device__ void choose_one(const ChooseArgs& a, int64_t t, unsigned long long* orders) {
+// Calls run.operator()<kPerLane>() for so many experts.
+template <typename Run>
+void with_experts_a_lane(int64_t n_expert, const Run& run) {
+  if (n_expert <= 4 * kWarp) return run.template operator()<4>();
+  if (n_expert <= 8 * kWarp) return run.template operator()<8>();
+  run.template operator()<static_cast<int>(kMostExperts) / kWarp>();
+}
+
+// Token t's choice. Called by one warp, the block's first. Lane l has experts l, l + 32, ... in registers.
+template <int kPerLane>
+__device__ void choose_one(const ChooseArgs& a, int64_t t, unsigned long long* shared) {
   const Routing& r = a.routing;
   const int lane = threadIdx.x, n = static_cast<int>(r.n_expert), n_used = static_cast<int>(r.n_used);
-  unsigned long long* const of_group = orders + n;  // behind those of the experts; 0: chosen
-  float* const score = reinterpret_cast<float*>(of_group + r.n_groups);
-  float* const chosen = score + n;  // weights of the chosen ones
   const float* const logits = a.logits + t * n;
   int32_t* const ids = a.to.ids + t * a.to.n_named;
   float* const weights = a.to.weights + t * a.to.n_named;
+  float score[kPerLane] = {};
+  unsigned long long order[kPerLane];  // 0: no expert, or chosen
   bool is_nan = false;
-  for (int i = lane; i < n; i += kWarp) is_nan |= isnan(score[i] = __ldcg(logits + i));
+  const auto each = [&](auto&& body) {
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) body(k, lane + k * kWarp);
+  };
+  const auto sum = [&] {
+    float v = 0.0f;
+    each([&](int k, int) { v += score[k]; });
+    return group_sum(v);
+  };
+  // Scores become exp(score - the largest) / their sum; those of minus infinity, 0.
+  const auto softmax = [&] {
+    float largest = -INFINITY;
+    each([&](int k, int) { largest = fmaxf(largest, score[k]); });
+    largest = warp_max(largest);
+    each([&](int k, int) { score[k] = score[k] == -INFINITY ? 0.0f : expf(score[k] - largest); });
+    const float all = sum();
+    each([&](int k, int) { score[k] /= all; });
+  };
+  each([&](int k, int i) { score[k] = i < n ? __ldcg(logits + i) : -INFINITY; });
+  each([&](int k, int) { is_nan |= isnan(score[k]); });
   if (a.has_shared && lane == 0) {
     ids[n_used] = n;
     weights[n_used] = a.shared != nullptr ? 1.0f / (1.0f + expf(-__ldcg(a.shared + t))) : 1.0f;
@@ -101,49 +116,49 @@ __device__ void choose_one(const ChooseArgs& a, int64_t t, unsigned long long* o
     for (int j = lane; j < n_used; j += kWarp) ids[j] = j, weights[j] = NAN;
     return;
   }
-  __syncwarp();
-  if (r.gating == Gating::softmax) softmax(score, n);
-  for (int i = lane; i < n && r.gating == Gating::sigmoid; i += kWarp) score[i] = 1.0f / (1.0f + expf(-score[i]));
-  __syncwarp();
-  const auto selecting = [&](int i) { return score[i] + (a.correction != nullptr ? a.correction[i] : 0.0f); };
-  if (r.n_groups_used < r.n_groups) keep_best_groups(r, selecting, of_group);
-  for (int i = lane; i < n; i += kWarp) {
-    const bool kept = r.n_groups_used >= r.n_groups || of_group[i / (n / static_cast<int>(r.n_groups))] == 0;
-    orders[i] = order_of(kept ? selecting(i) : -INFINITY, i);
+  if (r.gating == Gating::softmax) softmax();
+  if (r.gating == Gating::sigmoid) each([&](int k, int) { score[k] = 1.0f / (1.0f + expf(-score[k])); });
+  const auto selecting = [&](int k, int i) { return score[k] + (a.correction != nullptr ? a.correction[i] : 0.0f); };
+  each([&](int k, int i) { order[k] = i < n ? order_of(selecting(k, i), i) : 0; });
+  if (r.n_groups_used < r.n_groups) {
+    auto* const by_id = reinterpret_cast<float*>(shared + r.n_groups);
+    each([&](int k, int i) {
+      if (i < n) by_id[i] = selecting(k, i);
+    });
+    __syncwarp();
+    keep_best_groups(
+        r, [&](int i) { return by_id[i]; }, shared);
+    const int size = n / static_cast<int>(r.n_groups);
+    each([&](int k, int i) {
+      if (i < n && shared[i / size] != 0) order[k] = order_of(-INFINITY, i);
+    });
   }
   for (int j = 0; j < n_used; ++j) {
     unsigned long long best = 0;
-    for (int i = lane; i < n; i += kWarp) best = max(best, orders[i]);  // the lane's own alone
+    each([&](int k, int) { best = max(best, order[k]); });
     best = warp_largest(best);
-    if (lane == id_of(best) % kWarp) orders[id_of(best)] = 0;
+    each([&](int k, int) { order[k] = order[k] == best ? 0 : order[k]; });
   }
-  for (int base = 0, count = 0; base < n; base += kWarp) {
-    const int i = base + lane;
-    const bool is_chosen = i < n && orders[i] == 0;
+  const float none = r.gating == Gating::selected_softmax ? -INFINITY : 0.0f;
+  each([&](int k, int i) { score[k] = i < n && order[k] == 0 ? score[k] : none; });
+  if (r.gating == Gating::selected_softmax) softmax();
+  const float divisor = r.normalize ? fmaxf(sum(), kSmallestSum) : 1.0f;
+  int count = 0;
+  each([&](int k, int i) {
+    const bool is_chosen = i < n && order[k] == 0;
     const unsigned mask = __ballot_sync(kAllLanes, is_chosen);
-    if (is_chosen) {
-      const int j = count + __popc(mask & ((1u << lane) - 1));
-      ids[j] = i;
-      chosen[j] = score[i];
-    }
+    const int j = count + __popc(mask & ((1u << lane) - 1));
+    if (is_chosen) ids[j] = i, weights[j] = score[k] / divisor * r.scale;
     count += __popc(mask);
-  }
-  __syncwarp();
-  if (r.gating == Gating::selected_softmax) softmax(chosen, n_used);
-  float sum = 1.0f;
-  if (r.normalize) {
-    sum = 0.0f;
-    for (int j = lane; j < n_used; j += kWarp) sum += chosen[j];
-    sum = fmaxf(group_sum(sum), kSmallestSum);
-  }
-  for (int j = lane; j < n_used; j += kWarp) weights[j] = chosen[j] / sum * r.scale;
+  });
 }
 
+template <int kPerLane>
 __global__ void __launch_bounds__(kWarp) choose_kernel(const __grid_constant__ ChooseArgs a) {
-  extern __shared__ unsigned long long orders[];
+  extern __shared__ unsigned long long of_group[];
   grid_trigger();
   grid_wait();
-  choose_one(a, blockIdx.x, orders);
+  choose_one<kPerLane>(a, blockIdx.x, of_group);
 }
 
 // --- few tokens: the norm of the input, the products and the choice in one kernel ---
@@ -162,10 +177,10 @@ struct RouteArgs {
 };
 
 // Grid: (T, rows): the experts, then the shared one's gate. The token's last block to have its logit chooses.
-template <int kQuads>
+template <int kQuads, int kPerLane>
 __global__ void __launch_bounds__(kRouterThreads) route_kernel(const __grid_constant__ RouteArgs a) {
-  extern __shared__ unsigned long long orders[];
-  __shared__ float sums[2][kWarp];
+  extern __shared__ unsigned long long of_group[];
+  __shared__ float2 sums[kRouterThreads / kWarp];
   __shared__ bool is_last;
   grid_trigger();
   const int tid = static_cast<int>(threadIdx.x), n = static_cast<int>(a.choose.routing.n_expert);
@@ -198,8 +213,12 @@ __global__ void __launch_bounds__(kRouterThreads) route_kernel(const __grid_cons
     squares = sum_of_squares(v, squares);
     dot = fmaf(v.x, weight[k].x, fmaf(v.y, weight[k].y, fmaf(v.z, weight[k].z, fmaf(v.w, weight[k].w, dot))));
   }
-  squares = block_sum(squares, sums[0]);
-  dot = block_sum(dot, sums[1]);
+  squares = group_sum(squares), dot = group_sum(dot);
+  if (tid % kWarp == 0) sums[tid / kWarp] = {squares, dot};
+  __syncthreads();
+  squares = dot = 0.0f;
+#pragma unroll
+  for (const float2& of_warp : sums) squares += of_warp.x, dot += of_warp.y;
   const float scale = normed ? a.norm.scale(squares) : 1.0f;
   if (tid == 0) {
     if (gates) {
@@ -217,7 +236,7 @@ __global__ void __launch_bounds__(kRouterThreads) route_kernel(const __grid_cons
     }
   }
   __syncthreads();
-  if (is_last && tid < kWarp) choose_one(a.choose, t, orders);
+  if (is_last && tid < kWarp) choose_one<kPerLane>(a.choose, t, of_group);
 }
 
 ChooseArgs choose_args(const Router& router, const float* logits, const float* shared, const ExpertChoice& choice) {
@@ -231,8 +250,10 @@ ChooseArgs choose_args(const Router& router, const float* logits, const float* s
 
 void choose(const Gpu& gpu, const Router& router, const float* logits, const float* shared, int64_t T,
             const ExpertChoice& choice) {
-  launch(gpu, choose_kernel, grid_size(T), kWarp, choose_bytes(router.routing),
-         choose_args(router, logits, shared, choice));
+  with_experts_a_lane(router.routing.n_expert, [&]<int kPerLane>() {
+    launch(gpu, choose_kernel<kPerLane>, grid_size(T), kWarp, choose_bytes(router.routing),
+           choose_args(router, logits, shared, choice));
+  });
 }
 
 bool route_fits(const Router& r) {
@@ -257,11 +278,12 @@ void route(const Gpu& gpu, const Router& r, const InputNorm* norm, const float* 
                        to.arrived,
                        static_cast<int>(cols)};
   const int64_t quads = ceil_div(cols / 4, kRouterThreads);
-  launch(gpu,
-         quads <= 2   ? route_kernel<2>
-         : quads <= 4 ? route_kernel<4>
-                      : route_kernel<kMaxQuads>,
-         token_grid(T, n + (r.shared_gate ? 1 : 0)), kRouterThreads, choose_bytes(r.routing), args);
+  with_experts_a_lane(n, [&]<int kPerLane>() {
+    const auto kernel = quads <= 2   ? route_kernel<2, kPerLane>
+                        : quads <= 4 ? route_kernel<4, kPerLane>
+                                     : route_kernel<kMaxQuads, kPerLane>;
+    launch(gpu, kernel, token_grid(T, n + (r.shared_gate ? 1 : 0)), kRouterThreads, choose_bytes(r.routing), args);
+  });
 }
 
 }  // namespace hearth::cuda
