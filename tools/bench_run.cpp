@@ -96,7 +96,7 @@ BenchRow Bench::generation(int64_t n, int64_t depth, int64_t n_parallel) {
   const engine::DensityStats before = engine_.density();
   repeat(row, depth, generate);
   const engine::DensityStats counted = engine_.density().since(before);
-  row.density = counted.density(engine_.config().n_ff);
+  row.density = counted.density();
   n_parallel_ = 1, others_.clear();
   if (n_parallel > 1) return row;  // what a token reads depends on how much its neighbours need the same
   const engine::TokenTraffic traffic = engine_.traffic(counted, depth + n / 2);
@@ -165,8 +165,9 @@ void Bench::repeat(BenchRow& row, int64_t depth, Work&& work) {
     const double seconds = mean_sd(row.seconds).mean;
     const auto done = std::ssize(row.seconds);
     const double hits = session_.planned() ? 1 - engine_.density().host_share() : NAN;
-    live.show(row.test() + ": " + live_text("repetitions", done, repetitions_, seconds > 0 ? tokens / seconds : 0, hits,
-                                            done > 0 ? seconds * static_cast<double>(repetitions_ - done) : -1));
+    live.show(row.test() + ": " +
+              live_text("repetitions", done, repetitions_, seconds > 0 ? tokens / seconds : 0, hits,
+                        done > 0 ? seconds * static_cast<double>(repetitions_ - done) : -1));
   };
   for (int i = -1; i < repetitions_; ++i) {
     truncate(depth);
