@@ -20,7 +20,7 @@ void adopt(Device& device, T& tensor) {
 }  // namespace
 
 std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, FunctionRef<bool(size_t id)> mine,
-                                  Device& device) {
+                                  Device& device, std::vector<HostBuffer>& memory) {
   const std::vector<Expert>& from = model.weights().layers[layer].experts;
   const bool takes_down_t = device.expert_ffn() == nullptr || device.expert_ffn()->takes_down_t();
   std::vector<Expert> to(from.size());
@@ -36,7 +36,7 @@ std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, Funct
       transposed.push_back(id);
     }
   }
-  std::vector<HostBuffer> memory;
+  const size_t first = memory.size();
   for (const size_t id : transposed) {
     const Matrix& down_t = to[id].ffn.down_t;
     memory.emplace_back(model::transposed_bytes(down_t, model::standard_type(down_t)));
@@ -44,15 +44,14 @@ std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, Funct
   on_every_core(transposed.size(), [&](size_t i) {
     FfnShard& f = to[transposed[i]].ffn;
     model::RequantizationError rounding;
-    f.down =
-        model::transpose(f.down_t, model::standard_type(f.down_t), {memory[i].data(), memory[i].bytes()}, rounding);
+    HostBuffer& to_here = memory[first + i];
+    f.down = model::transpose(f.down_t, model::standard_type(f.down_t), {to_here.data(), to_here.bytes()}, rounding);
     f.down_t = {};
   });
   for (Expert& e : to) {
     adopt(device, e.ffn.gate), adopt(device, e.ffn.up), adopt(device, e.ffn.down), adopt(device, e.ffn.down_t);
     adopt(device, e.ffn.gate_bias), adopt(device, e.ffn.up_bias), adopt(device, e.down_bias);
   }
-  if (!memory.empty()) device.synchronize();  // before it goes
   return to;
 }
 
@@ -67,8 +66,12 @@ model::Weights adopt_weights(model::Model& model, Device& device, bool with_pred
   w.for_each([&](auto& tensor) { adopt(device, tensor); });
   if (tied) w.output = w.tok_embd;
   for (size_t l = 0; l < w.layers.size(); ++l) {
-    w.layers[l].experts = adopt_experts(
-        model, l, [](size_t) { return true; }, device);
+    std::vector<HostBuffer> memory;
+    const auto all = [](size_t) { return true; };
+    w.layers[l].experts = adopt_experts(model, l, all, device, memory);
+    if (memory.empty()) continue;
+    HEARTH_CHECK(!device.is_host(), "experts transposed back for a host device");
+    device.synchronize();  // before the memory goes
   }
   for (model::LayerWeights& layer : w.layers) {
     if (layer.router) layer.expert_table = device.expert_ffn()->adopt_experts({layer.experts, layer.router.shared});

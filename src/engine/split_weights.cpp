@@ -186,9 +186,10 @@ class Splitter {
     LayerWeights& to_host = out.host.layers[layer];
     out.rows[layer].n_hot = std::ssize(hot);
     const auto is_hot = [&](size_t id) { return std::ranges::binary_search(hot, static_cast<int32_t>(id)); };
-    to_main.experts = adopt_experts(model_, layer, is_hot, main_);
-    to_host.experts = adopt_experts(
-        model_, layer, [&](size_t id) { return !is_hot(id); }, host_);
+    std::vector<HostBuffer> staging;
+    to_main.experts = adopt_experts(model_, layer, is_hot, main_, main_.is_host() ? out.packs : staging);
+    const auto is_cold = [&](size_t id) { return !is_hot(id); };
+    to_host.experts = adopt_experts(model_, layer, is_cold, host_, out.packs);
     if (!hot.empty()) {
       to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
     }
