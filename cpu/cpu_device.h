@@ -65,8 +65,7 @@ class CpuDevice final : public HostDevice {
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
                   const NextNorm* next) override;
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
-  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
-                   float* y) override;
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
   void head_products(const HeadProducts& products, int64_t T) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
@@ -106,6 +105,11 @@ class CpuDevice final : public HostDevice {
   // Makes `input` fit for products with these weights.
   void prepare(Operand& input, const Matrix& w);
   void quantize_rows(Act a, int64_t T, int64_t n);
+  // Row t of activations of n elements.
+  Act row_of(Act a, int64_t t, int64_t n) const {
+    return {a.x + t * n,
+            a.q8 != nullptr ? static_cast<std::byte*>(a.q8) + static_cast<size_t>(t) * q8_bytes(n) : nullptr};
+  }
   void add_bias(Vector bias, int64_t T, float* y);
 
   // values[t][k] of all neurons, in values_.
@@ -127,7 +131,9 @@ class CpuDevice final : public HostDevice {
     int32_t* ids = nullptr;
     float* values = nullptr;
     static constexpr int64_t kApart = 32;  // 128 bytes: processors fetch lines in pairs
-    int64_t begin(int64_t piece) const { return begins != nullptr ? begins[piece] : std::min(n, piece * ((n + unit - 1) / unit) / n_pieces * unit); }
+    int64_t begin(int64_t piece) const {
+      return begins != nullptr ? begins[piece] : std::min(n, piece * ((n + unit - 1) / unit) / n_pieces * unit);
+    }
     int64_t slot(int64_t piece) const { return (begin(piece) + kApart - 1) / kApart * kApart + piece * kApart; }
     static int64_t slots(int64_t n, int64_t n_pieces) { return n + (n_pieces + 1) * kApart; }
     int32_t id(int64_t position) const { return listed != nullptr ? listed[position] : static_cast<int32_t>(position); }
@@ -203,6 +209,7 @@ class CpuDevice final : public HostDevice {
     Act in;                        // [count][n_embd]
     bool copied = false;           // it is not the operation's own input
     float* values = nullptr;       // [count][n]
+    int32_t* ids = nullptr;        // [count][n]: of active neurons, by pieces
     std::byte* values_q8 = nullptr;
   };
   void reserve_experts(const Limits& limits);
@@ -213,6 +220,25 @@ class CpuDevice final : public HostDevice {
   // Neurons [r0, r0 + n) of a group's expert; rows [r0, r0 + n) of its down projection, times weights, added to y.
   void expert_values(const ExpertGroup& group, int64_t r0, int64_t n, int thread);
   void expert_down(const ExpertGroup& group, int64_t r0, int64_t n, float* y, int thread);
+  void expert_down_rows(const ExpertGroup& group, int64_t c0, int64_t n, float* sums) const;
+  // --- active neurons of experts (cpu_experts_sparse.cpp) ---
+  // Pieces of `rows` neurons, numbered alike in every group.
+  struct ExpertPieces {
+    int64_t rows = 0, each = 0;  // each: pieces of a group; of smaller experts the last ones are empty
+    int64_t begin(int64_t piece, const ExpertGroup& g) const {
+      return std::min(piece % each * rows, g.expert->ffn.n());
+    }
+  };
+  // What a token finds in a piece: at the piece's begin in its ids and values.
+  struct ExpertFinds {
+    int32_t n = 0, n_active = 0;  // n: less those whose value is zero because up is (dReLU)
+  };
+  ExpertFinds& expert_finds(const ExpertGroup& g, int64_t t, int64_t piece, const ExpertPieces& pieces) const {
+    return mixture_.finds.as<ExpertFinds>()[(g.first + t) * pieces.each + piece % pieces.each];
+  }
+  void find_in_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t piece, int thread) const;
+  void sum_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t begin, int64_t end) const;
+  void ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int32_t* n_active, float* y);
   float* expert_scratch(int thread, int64_t floats) const {
     HEARTH_CHECK(static_cast<size_t>(floats) <= mixture_.thread_floats, "{} floats of scratch", floats);
     return mixture_.threads.as<float>() + static_cast<size_t>(thread) * mixture_.thread_floats;
@@ -247,14 +273,16 @@ class CpuDevice final : public HostDevice {
   DeviceBuffer partial_;    // attention over pieces of the context: [pieces][n_head][head_dim + 2]
   DeviceBuffer angles_;     // [T][head_dim]: cosines and sines
   struct MixtureScratch {
-    DeviceBuffer logits;       // [T][n_expert], then [T] of shared gates
-    DeviceBuffer tokens;       // [T * n_named] tokens by expert, then their weights
-    DeviceBuffer values;       // [T * n_named][n_ff]
-    DeviceBuffer values_q8;    // their 8-bit form
-    DeviceBuffer in, in_q8;    // [T * n_named][n_embd]: inputs by expert, where they are copied
-    DeviceBuffer threads;      // [threads][thread_floats]
+    DeviceBuffer logits;      // [T][n_expert], then [T] of shared gates
+    DeviceBuffer tokens;      // [T * n_named] tokens by expert, then their weights
+    DeviceBuffer values;      // [T * n_named][n_ff]
+    DeviceBuffer values_q8;   // their 8-bit form
+    DeviceBuffer in, in_q8;   // [T * n_named][n_embd]: inputs by expert, where they are copied
+    DeviceBuffer ids, finds;  // [few * n_named][n_ff] active neurons; [few * n_named][pieces]
+    DeviceBuffer sums;        // [few * n_named][n_embd] of each token's experts
+    DeviceBuffer threads;     // [threads][thread_floats]
     size_t thread_floats = 0;
-    int64_t n_listed = 0;      // T * n_named of the call
+    int64_t n_listed = 0;  // T * n_named of the call
   } mixture_;
   std::vector<ExpertGroup> groups_;  // by expert
   // The part of a short list that each thread gets, summed up: cores differ, being different or because somebody

@@ -10,17 +10,10 @@
 #include "cpu/tiling.h"
 
 namespace hearth::cpu {
-namespace {
-
-// Rows of a piece, a multiple of whole panels.
-int64_t piece_rows(int64_t rows, int64_t pieces, int64_t most) {
-  return std::clamp(rows / pieces / kPanelRows * kPanelRows, kPanelRows, most);
-}
-
-}  // namespace
 
 void CpuDevice::reserve_experts(const Limits& l) {
   const auto named = static_cast<size_t>(l.max_tokens * l.n_named), threads = static_cast<size_t>(team_.size());
+  const auto few = static_cast<size_t>(std::min(l.max_tokens, kFewTokens) * l.n_named);
   const auto make = [&](size_t bytes) { return allocate(std::max<size_t>(bytes, 64), Purpose::scratch); };
   MixtureScratch& m = mixture_;
   m.logits = make(static_cast<size_t>(l.max_tokens * (l.n_experts + 1)) * sizeof(float));
@@ -30,7 +23,10 @@ void CpuDevice::reserve_experts(const Limits& l) {
   const size_t gathered = l.max_tokens > 1 ? named : 0;
   m.in = make(gathered * static_cast<size_t>(l.n_embd) * sizeof(float));
   m.in_q8 = make(l.quantized_weights ? gathered * q8_bytes(l.n_embd) : 0);
-  m.thread_floats = static_cast<size_t>(l.n_named > 0 ? l.max_tokens * kExpertRows : 0);
+  m.ids = make(few * static_cast<size_t>(l.n_ff_expert) * sizeof(int32_t));
+  m.finds = make(few * static_cast<size_t>((l.n_ff_expert + kPanelRows - 1) / kPanelRows) * sizeof(ExpertFinds));
+  m.sums = make(few * static_cast<size_t>(l.n_embd) * sizeof(float));
+  m.thread_floats = static_cast<size_t>(l.n_named > 0 ? (l.max_tokens + 1) * kExpertRows : 0);
   m.threads = make(threads * m.thread_floats * sizeof(float));
   groups_.resize(static_cast<size_t>(l.n_experts));
 }
@@ -73,7 +69,7 @@ std::span<CpuDevice::ExpertGroup> CpuDevice::group_tokens(std::span<const Expert
     const FfnShard& ffn = experts[e].ffn;
     g.expert = &experts[e], g.first = first, g.values = values;
     first += g.count, values += g.count * ffn.n();
-    if (!is_quantized(ffn.down.type)) continue;
+    if (!ffn.down || !is_quantized(ffn.down.type)) continue;
     g.values_q8 = q8, q8 += static_cast<size_t>(g.count) * q8_bytes(ffn.n());
   }
   HEARTH_CHECK(static_cast<size_t>(values - mixture_.values.as<float>()) * sizeof(float) <= mixture_.values.bytes() &&
@@ -150,15 +146,30 @@ void CpuDevice::expert_down(const ExpertGroup& g, int64_t r0, int64_t n, float* 
   const auto* const tokens = mixture_.tokens.as<int32_t>();
   const auto* const weights = reinterpret_cast<const float*>(tokens + mixture_.n_listed);
   float* const sums = expert_scratch(thread, g.count * n);
-  expert_product(s.down, r0, n, {{g.values, g.values_q8}, g.count, nullptr}, sums, n, thread);
+  if (s.down) {
+    expert_product(s.down, r0, n, {{g.values, g.values_q8}, g.count, nullptr}, sums, n, thread);
+  } else {
+    expert_down_rows(g, r0, n, sums);
+  }
   for (int64_t t = 0; t < g.count; ++t) {
     if (g.expert->down_bias) k_.add(g.expert->down_bias.data + r0, n, sums + t * n);
-    k_.axpy(weights[g.first + t], sums + t * n, n, y + tokens[g.first + t] * s.down.rows + r0);
+    k_.axpy(weights[g.first + t], sums + t * n, n, y + tokens[g.first + t] * s.gate.cols + r0);
   }
 }
 
-void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T,
-                            float* y) {
+// sums[t] = columns [c0, c0 + n) of the sum of all rows of down_t, times the neurons' values.
+void CpuDevice::expert_down_rows(const ExpertGroup& g, int64_t c0, int64_t n, float* sums) const {
+  const Matrix& w = g.expert->ffn.down_t;
+  const RowsView rows{w.row(0) + row_bytes(w.type, c0), w.row_size(), nullptr, w.rows};
+  std::memset(sums, 0, static_cast<size_t>(g.count * n) * sizeof(float));
+  for (int64_t t = 0; t < g.count; t += kFewTokens) {
+    k_.axpy_tokens[index(w.type)](rows, n, g.values + t * w.rows, w.rows, std::min(kFewTokens, g.count - t),
+                                  sums + t * n, n);
+  }
+}
+
+void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T, float* y) {
+  if (set.n_active != nullptr) std::fill_n(set.n_active, T, 0);
   if (T == 0 || set.experts.empty()) return;
   const Act in = rows_of(input, T);
   mixture_.n_listed = T * choice.n_named;
@@ -166,18 +177,24 @@ void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, co
   if (groups.empty()) return;
   const int64_t n_embd = groups.front().expert->ffn.gate.cols, threads = team_.size();
   gather_input(groups, in, n_embd);
-  int64_t rows = 0, most_rows = 0, n_quantized = 0;
+  int64_t rows = 0, most_rows = 0, n_quantized = 0, n_skipping = 0, unit = kPanelRows;
   for (const ExpertGroup& g : groups) {
     const FfnShard& s = g.expert->ffn;
-    HEARTH_CHECK(s.down && !s.down_t, "an expert's down projection is not transposed");
+    HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t), "exactly one of down and down_t");
     HEARTH_CHECK(g.in.q8 != nullptr || !(is_quantized(s.gate.type) || (s.up && is_quantized(s.up.type))),
                  "quantised weights need the 8-bit form of their input");
     rows += s.n(), most_rows = std::max(most_rows, s.n());
     n_quantized += g.values_q8 != nullptr ? 1 : 0;
+    if (s.down_t) unit = std::max(unit, column_unit(s.down_t.type));
+    n_skipping += set.n_active != nullptr && s.down_t ? 1 : 0;
+  }
+  if (n_skipping > 0) {
+    HEARTH_CHECK(n_skipping == std::ssize(groups), "some experts have down, others down_t");
+    return ffn_experts_sparse(groups, T, set.n_active, y);
   }
   // Pieces of gate and up are numbered alike in every group; of smaller experts the last ones are empty.
   const int64_t most = T > kFewTokens ? kExpertBatchRows : kExpertRows;
-  const int64_t grain = piece_rows(rows, kExpertPieces * threads, most), each = (most_rows + grain - 1) / grain;
+  const int64_t grain = expert_piece_rows(rows, kExpertPieces * threads, most), each = (most_rows + grain - 1) / grain;
   const auto values = [&](int64_t piece, int64_t, int thread) {
     const ExpertGroup& g = groups[static_cast<size_t>(piece / each)];
     const int64_t r0 = piece % each * grain, n = std::min(grain, g.expert->ffn.n() - r0);
@@ -196,7 +213,9 @@ void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, co
   const std::array<ThreadTeam::Round, 3> rounds = {{
       {.n = std::ssize(groups) * each, .grain = 1, .work = values},
       {.n = n_quantized > 0 ? std::ssize(groups) : 0, .grain = 1, .work = quantize},
-      {.n = n_embd, .grain = piece_rows(n_embd, kExpertPieces * threads, kExpertRows), .work = down},
+      {.n = n_embd,
+       .grain = whole_units(expert_piece_rows(n_embd, kExpertPieces * threads, kExpertRows), unit),
+       .work = down},
   }};
   team_.for_rounds(rounds, [](size_t) {});
 }

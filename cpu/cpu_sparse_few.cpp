@@ -73,10 +73,6 @@ void CpuDevice::sparse_few(const FfnShard& s, const SparseArgs& sparse, Act in, 
     HEARTH_CHECK(token.n_listed >= 0 && token.n_listed <= n, "{} neurons are listed of {}", token.n_listed, n);
   }
   int32_t* const counts = ids + T * n;  // [blocks][T]
-  const auto input_of = [&](int64_t t, const Matrix& w) {
-    return Act{in.x + t * w.cols,
-               in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(w.cols) : nullptr};
-  };
   const bool gate_q8 = is_quantized(s.gate.type);
   const auto find = [&](int64_t block, int64_t, int thread) {
     const int64_t begin = block * kFewRows, end = std::min(n, begin + kFewRows), rows = end - begin;
@@ -85,7 +81,7 @@ void CpuDevice::sparse_few(const FfnShard& s, const SparseArgs& sparse, Act in, 
     if (lists == nullptr) consecutive_gates(s, in, T, begin, rows, z, kFewRows);
     for (int64_t t = 0; t < T; ++t) {
       TokenNeurons& token = tokens[static_cast<size_t>(t)];
-      const Act x = input_of(t, s.gate);
+      const Act x = row_of(in, t, s.gate.cols);
       std::span<const int32_t> looked;
       if (lists != nullptr) {
         looked = token.listed_in(begin, end);

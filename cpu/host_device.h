@@ -82,9 +82,9 @@ class HostDevice : public Device,
     if (r.shared_gate) matmul({&gate, 1}, in, T);
     for (int64_t t = 0; t < T; ++t) choose(r, logits.data(), r.shared_gate ? shared.data() : nullptr, t, choice);
   }
-  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T,
-                   float* y) override {
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T, float* y) override {
     const Act in = rows_of(input, T);
+    if (set.n_active != nullptr) std::fill_n(set.n_active, T, 0);
     for (int64_t i = 0; i < T * choice.n_named; ++i) {
       const Expert& e = set.experts[static_cast<size_t>(choice.ids[i])];
       if (!e) continue;
@@ -93,7 +93,13 @@ class HostDevice : public Device,
                                            ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(n_embd)
                                            : nullptr};
       std::vector<float> sum(static_cast<size_t>(n_embd));
-      ffn_dense(e.ffn, row, 1, e.down_bias, sum.data(), nullptr);
+      if (set.n_active != nullptr && e.ffn.down_t) {
+        int32_t n_active = 0;
+        ffn_sparse(e.ffn, {.n_active = &n_active}, row, 1, e.down_bias, sum.data(), nullptr);
+        set.n_active[t] += n_active;
+      } else {
+        ffn_dense(e.ffn, row, 1, e.down_bias, sum.data(), nullptr);
+      }
       for (int64_t c = 0; c < n_embd; ++c) y[t * n_embd + c] += choice.weights[i] * sum[static_cast<size_t>(c)];
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 // Into what pieces the SIMD device cuts its work. Results depend on these numbers in the last bits, never on the number
 // of threads.
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/cpu_device.h"
@@ -63,6 +64,13 @@ constexpr int64_t sparse_lanes(int64_t n) {
 constexpr int64_t kExpertPieces = 8;
 constexpr int64_t kExpertRows = 256;
 constexpr int64_t kExpertBatchRows = 64;
+// Rows of a piece, whole panels.
+constexpr int64_t expert_piece_rows(int64_t rows, int64_t pieces, int64_t most) {
+  return std::clamp(rows / pieces / kPanelRows * kPanelRows, kPanelRows, most);
+}
+constexpr int64_t whole_units(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 
 // Attention in a prefill: positions multiplied at a time, and gemm tiles of queries (tokens times the heads that share
 // keys) in one piece.

@@ -113,6 +113,7 @@ class CudaDevice final : public Device,
   void hint(const Predictor& predictor, Act in, const HintArgs& args) override;
 
   // --- device_experts.cu ---
+  bool takes_down_t() const override { return false; }
   const void* adopt_experts(const ExpertSet& adopted) override;
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;

@@ -56,7 +56,7 @@ SynthShape find_synth_shape(std::string_view name);
 struct SynthOptions {
   SynthShape shape;
   DType type = DType::f16;
-  double density = 0.11;   // mean share of active neurons
+  double density = 0.11;   // mean share of active neurons, of a smallthinker's of those of the chosen experts
   double hot_share = 0.9;  // of the activations, taken by the hottest 26 % of the neurons
   int64_t predictor_rank =
       0;  // rows of fc1; the gate then has rank (predictor_rank - 2) / 2 plus one. 0: full rank, no predictor
@@ -68,7 +68,7 @@ struct SynthOptions {
   // the token is, over that of what depends on the token. 0: all alike.
   double expert_skew = 0.5;
   bool transposed_down =
-      true;  // blk.N.ffn_down_t.weight [n_embd, n_ff] instead of blk.N.ffn_down.weight [n_ff, n_embd]
+      true;  // blk.N.ffn_down_t.weight [n_embd, n_ff] instead of blk.N.ffn_down.weight [n_ff, n_embd]; ffn_down_t_exps
   uint64_t seed = 1;
 };
 

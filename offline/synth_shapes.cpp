@@ -114,7 +114,9 @@ void check_synth_options(const SynthOptions& o) {
   } else if (o.activation != "relu" && o.activation != "silu") {
     fail("unknown activation '{}'; expected relu or silu", o.activation);
   }
-  if (o.shape.n_expert > 0 && !o.dense) fail("a density cannot be prescribed inside experts; add --dense");
+  if (o.shape.n_expert > 0 && o.shape.arch != "smallthinker" && !o.dense)
+    fail("a density is prescribed inside experts of --arch smallthinker alone, and it is {}; add --dense",
+         o.shape.arch);
   if (!(o.expert_skew >= 0) || !(o.expert_skew <= 10)) fail("--expert-skew is {}, expected 0 to 10", o.expert_skew);
   if (o.activation == "silu" && !o.dense) fail("silu is never zero, so no density can be prescribed; add --dense");
 }

@@ -78,6 +78,10 @@ SynthWeights::SynthWeights(const SynthOptions& options, ThreadTeam& team) : opti
     law_ = activation_law(s.n_ff, options_.density, options_.hot_share);
   }
   calibration_ = calibrate(law_, {s.n_embd, s.n_layer, s.gated(), s.parallel_block(), options_.drift});
+  // A token's experts share the FFN's part of the growth: sigmoid gates of the chosen ones are nearly equal weights.
+  if (s.n_expert > 0 && !options_.dense) {
+    for (Calibration::Layer& l : calibration_.layers) l.down_std *= std::sqrt(static_cast<double>(s.n_expert_used));
+  }
   if (options_.predictor_rank > 0) basis_rank_ = (options_.predictor_rank - 2) / 2;
   if (options_.drift > 0) make_topics();
 }
@@ -145,9 +149,13 @@ void SynthWeights::add_layer_tensors(int64_t l, std::vector<SynthTensor>& list) 
       matrix(name, cols, s.n_expert * rows, fill, which);
       list.back().n_expert = s.n_expert;
     };
-    experts("ffn_gate_exps", s.n_embd, s.n_ff, SynthFill::inputs, kGate);
+    experts("ffn_gate_exps", s.n_embd, s.n_ff, options_.dense ? SynthFill::inputs : SynthFill::gate, kGate);
     experts("ffn_up_exps", s.n_embd, s.n_ff, SynthFill::inputs, kUp);
-    experts("ffn_down_exps", s.n_ff, s.n_embd, SynthFill::down, kDown);
+    if (options_.transposed_down) {
+      experts("ffn_down_t_exps", s.n_embd, s.n_ff, SynthFill::down_t, kDown);
+    } else {
+      experts("ffn_down_exps", s.n_ff, s.n_embd, SynthFill::down, kDown);
+    }
     if (!s.gpt_oss()) return;
     vector("attn_q.bias", n_q, SynthFill::zeros), vector("attn_k.bias", n_kv, SynthFill::zeros);
     vector("attn_v.bias", n_kv, SynthFill::zeros), vector("attn_output.bias", s.n_embd, SynthFill::zeros);
@@ -224,7 +232,7 @@ void SynthWeights::gate_row(const SynthTensor& t, int64_t neuron, float* out, Co
     }
   }
   const float scale = inverse_length(out, n);
-  const double along_e = -offset(neuron) / (Calibration::kConstant * static_cast<double>(n));
+  const double along_e = -offset(neuron % options_.shape.n_ff) / (Calibration::kConstant * static_cast<double>(n));
   scale_and_offset(out, n, scale, static_cast<float>(along_e));
   if (used != nullptr) {
     for (int k = 0; k < c.count; ++k) c.coefficient[k] *= scale;
@@ -296,7 +304,8 @@ void SynthWeights::predictor_out_row(const SynthTensor& t, int64_t neuron, float
 void SynthWeights::column_block(const SynthTensor& t, int64_t column, int64_t block, float* out) const {
   const Calibration::Layer& layer = calibration_.layers[static_cast<size_t>(t.layer)];
   // Outputs of one input; of stacked experts, which share their inputs' numbers, all of them.
-  const int64_t blocks = (t.fill == SynthFill::down_t ? t.cols : t.rows) / kSynthBlock;
+  const int64_t outputs = t.fill == SynthFill::down_t ? t.cols * std::max<int64_t>(1, t.n_expert) : t.rows;
+  const int64_t blocks = outputs / kSynthBlock;
   double std = layer.attn_out_std;
   if (t.fill != SynthFill::outputs) {
     std = layer.down_std;
@@ -310,8 +319,10 @@ void SynthWeights::column_block(const SynthTensor& t, int64_t column, int64_t bl
 }
 
 void SynthWeights::down_row(const SynthTensor& t, int64_t neuron, float* out) const {
-  const int64_t blocks = t.cols / kSynthBlock;
-  for (int64_t b = 0; b < blocks; ++b) column_block(t, neuron, b, out + b * kSynthBlock);
+  const int64_t blocks = t.cols / kSynthBlock, n_ff = options_.shape.n_ff, expert = neuron / n_ff;
+  for (int64_t b = 0; b < blocks; ++b) {
+    column_block(t, neuron % n_ff, expert * blocks + b, out + b * kSynthBlock);
+  }
 }
 
 void SynthWeights::columns(const SynthTensor& t, int64_t first, int64_t count, float* out) const {

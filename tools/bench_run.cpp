@@ -96,7 +96,7 @@ BenchRow Bench::generation(int64_t n, int64_t depth, int64_t n_parallel) {
   const engine::DensityStats before = engine_.density();
   repeat(row, depth, generate);
   const engine::DensityStats counted = engine_.density().since(before);
-  row.density = counted.density(engine_.config().n_ff);
+  row.density = counted.density();
   n_parallel_ = 1, others_.clear();
   if (n_parallel > 1) return row;  // what a token reads depends on how much its neighbours need the same
   const engine::TokenTraffic traffic = engine_.traffic(counted, depth + n / 2);

@@ -125,7 +125,7 @@ class Chat {
     const Timings& t = g.timings;
     std::string line =
         t.eval > 0 ? fmt::format("{:.1f} tokens/s", static_cast<double>(t.n_eval) / t.eval) : "one token";
-    const double density = counted.density(session_.engine().config().n_ff), host = counted.host_share();
+    const double density = counted.density(), host = counted.host_share();
     if (!std::isnan(density)) line += fmt::format(", density {:.1f} %", 100 * density);
     if (!std::isnan(host) && session_.planned()) line += fmt::format(", {:.1f} % of it on the GPU", 100 * (1 - host));
     line += fmt::format(", context {} of {}", session_.text().n_past(), session_.engine().n_ctx());
@@ -211,7 +211,7 @@ class Chat {
 
   void stats() {
     const engine::DensityStats& d = session_.engine().density();
-    const double density = d.density(session_.engine().config().n_ff), host = d.host_share();
+    const double density = d.density(), host = d.host_share();
     write_out(fmt::format("context: {} of {} tokens; pages free: {} of {}\n", session_.text().n_past(),
                           session_.engine().n_ctx(), session_.engine().pages().n_free(),
                           session_.engine().pages().n_pages()));

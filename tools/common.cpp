@@ -110,7 +110,8 @@ void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const
 void add_transpose_down(CLI::App& sub, TransposeDownOptions& o) {
   sub.add_flag("--transpose-down", o.wanted,
                "Quantise ffn_down again, transposed, while loading, where another program's quantised file stores it "
-               "untransposed: neurons can then be left out and divided; says what that changes")
+               "untransposed, and transpose that of ReLU experts: neurons can then be left out and divided; says what "
+               "that changes")
       ->group("Model");
   std::vector<std::string> types;
   for (const DTypeTraits& t : all_traits()) {

@@ -63,10 +63,11 @@ nlohmann::json to_json(const Timings& t) {
 
 void print_density(Session& session) {
   const engine::Engine& e = session.engine();
-  const double density = e.density().density(e.config().n_ff);
+  const double density = e.density().density();
   if (std::isnan(density)) return;  // dense, or no single token was evaluated
-  log::info("{:>16} = {:.2f} % of {} neurons a layer, over {} tokens", "density", density * 100, e.config().n_ff,
-            e.density().steps);
+  const std::string neurons =
+      e.config().experts ? "the chosen experts' neurons" : fmt::format("{} neurons a layer", e.config().n_ff);
+  log::info("{:>16} = {:.2f} % of {}, over {} tokens", "density", density * 100, neurons, e.density().steps);
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "offline/quantize/plan.h"
 #include "tools/commands.h"
 
 namespace hearth::tools {
@@ -190,8 +191,8 @@ std::string experts_text(const model::ExpertsDescription& e) {
 const char* down_layout(const gguf::File& file) {
   bool standard = false, transposed = false;
   for (const gguf::TensorInfo& t : file.tensors()) {
-    standard |= t.name.ends_with(".ffn_down.weight");
-    transposed |= t.name.ends_with(".ffn_down_t.weight");
+    if (!t.name.ends_with(".weight")) continue;
+    (t.name.find(".ffn_down_t") != std::string::npos ? transposed : standard) |= offline::is_down(t.name);
   }
   if (standard && transposed) return "mixed";
   return transposed ? "transposed" : standard ? "standard" : "none";

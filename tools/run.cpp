@@ -62,7 +62,7 @@ std::vector<int32_t> encode_prompt(const text::Tokenizer& tokenizer, const std::
 // The last line on how much was left out. What a profile says is zero anyway is told beside it.
 void print_skipped(Session& session, const RunOptions& o) {
   engine::Engine& engine = session.engine();
-  const double density = engine.density().density(engine.config().n_ff);
+  const double density = engine.density().density();
   if (std::isnan(density) || !session.thresholded()) return;
   std::string line = fmt::format("{:.2f} % of the neurons, by a threshold", 100 * (1 - density));
   const auto sidecar = model::Sidecar::find(session.model().file(), session.model().config(), o.model.sidecar);
@@ -103,7 +103,7 @@ nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_
           {"timings", to_json(g.timings)},
           {"sparsity", engine::to_string(engine.sparsity())},
           {"sparsity_measured_ts", to_json(session.measured_ways())},
-          {"density", json_number(static_cast<float>(engine.density().density(engine.config().n_ff)))},
+          {"density", json_number(static_cast<float>(engine.density().density()))},
           {"division", division_json(session)},
           {"memory", memory_json(session)}};
 }
@@ -112,7 +112,8 @@ nlohmann::json result_json(Session& session, const std::vector<int32_t>& prompt_
 std::string generation_text(Session& session, const Timings& t, int64_t n_prompt, int64_t n_predict) {
   if (t.n_prompt < n_prompt) {
     const double rate = static_cast<double>(t.n_prompt) / t.prompt;
-    return live_text("prompt tokens", t.n_prompt, n_prompt, rate, NAN, static_cast<double>(n_prompt - t.n_prompt) / rate);
+    return live_text("prompt tokens", t.n_prompt, n_prompt, rate, NAN,
+                     static_cast<double>(n_prompt - t.n_prompt) / rate);
   }
   const engine::Engine& engine = session.engine();
   const int64_t room = engine.n_ctx() - n_prompt, total = n_predict < 0 ? room : std::min(n_predict, room);

@@ -28,8 +28,7 @@ uint64_t cold_experts(const model::Model& model, const engine::Placement& placem
     const std::vector<int32_t>& hot = placement.layers[l].gpu_experts;
     for (size_t id = 0; id < experts.size(); ++id) {
       if (std::binary_search(hot.begin(), hot.end(), static_cast<int32_t>(id))) continue;
-      const FfnShard& f = experts[id].ffn;
-      for (const Matrix* m : {&f.gate, &f.up, &f.down}) sum += *m ? m->bytes() : 0;
+      sum += experts[id].bytes();
     }
   }
   return sum;

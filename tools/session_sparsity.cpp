@@ -133,6 +133,9 @@ std::string Session::sparsity_reason_alone(const ModelOptions& options) {
   if (!ffn.sparse() && !thresholded()) {
     return fmt::format("{} is never exactly zero; --sparse-threshold allows an approximation", ffn.activation);
   }
+  if (model_->config().experts) {
+    return model_->why_experts_are_whole().value_or("the GPU computes every neuron of an expert");
+  }
   return model_->why_not_by_neuron().value_or("");
 }
 

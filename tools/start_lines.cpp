@@ -70,8 +70,8 @@ StartFacts facts_of(Session& session, const ModelOptions& o) {
     f.tokens_per_second = session.planned() ? session.planned()->tokens_per_second : plan_speed(session, o);
   const auto& layers = m.weights().layers;
   f.mixture = static_cast<bool>(m.config().experts);
-  f.sparse_family = m.config().ffn.sparse() && !f.mixture;
-  f.by_neuron = f.mixture || !m.why_not_by_neuron();
+  f.sparse_family = m.config().ffn.sparse();
+  f.by_neuron = f.mixture ? f.place == StartFacts::Place::gpu || !m.why_experts_are_whole() : !m.why_not_by_neuron();
   f.profiled = session.sidecar() != nullptr && session.sidecar()->has_statistics();
   f.predictors = std::any_of(layers.begin(), layers.end(), [](const auto& l) { return bool(l.predictor.weights); });
   f.weight_bytes = m.weight_bytes();
@@ -105,14 +105,14 @@ std::vector<std::string> hints(const StartFacts& f) {
   const bool divided = f.place == StartFacts::Place::divided, large = f.weight_bytes >= kGiB;
   if (!f.by_neuron && f.sparse_family) {
     all.push_back("--transpose-down computes only the neurons that fire");
-  } else if (!f.by_neuron && divided) {
+  } else if (!f.by_neuron && !f.mixture && divided) {
     all.push_back("--transpose-down divides layers between GPU and CPU neuron by neuron");
   }
   if (divided && !f.profiled && (f.sparse_family || f.mixture)) {
     all.push_back(fmt::format("`hearth profile -m {} -f TEXT` finds the {} that the GPU should have", f.model,
                               f.mixture ? "experts" : "neurons"));
   }
-  if (f.sparse_family && f.by_neuron && !f.predictors && (divided || large)) {
+  if (f.sparse_family && !f.mixture && f.by_neuron && !f.predictors && (divided || large)) {
     all.push_back(fmt::format("`hearth predictor fit -m {} -f TEXT` reads fewer gates, approximately", f.model));
   }
   if (divided && !f.wide && f.q4_k_bytes < f.vram_budget && f.q4_k_bytes < f.weight_bytes * 9 / 10) {

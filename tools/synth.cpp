@@ -18,13 +18,16 @@
 namespace hearth::tools {
 namespace {
 
+// Of a smallthinker's neurons, of which more are active than the default share of all activations allows.
+constexpr double kExpertHotShare = 0.5;
+
 struct Flags {
   std::string out, shape, arch, type = "f16", predictor_type, down, text;
   int64_t n_layer = 0, n_embd = 0, n_head = 0, n_head_kv = 0, n_ff = 0, n_vocab = 0, n_ctx = 0;
   int64_t n_expert = 0, n_expert_used = 0, n_embd_head = 0;
   int64_t text_tokens = 2048, words_per_topic = 64;
   int threads = 0;
-  bool activation_given = false;
+  bool activation_given = false, density_given = false, hot_share_given = false;
   offline::SynthOptions options;
 };
 
@@ -60,14 +63,18 @@ offline::SynthOptions options_of(const Flags& f) {
   offline::SynthOptions o = f.options;
   o.shape = shape_of(f);
   o.type = dtype_flag("--type", f.type);
-  if (o.shape.n_expert > 0 && !f.activation_given) o.dense = true, o.activation = o.shape.default_activation();
+  if (o.shape.n_expert > 0 && !f.hot_share_given) o.hot_share = kExpertHotShare;
+  if (o.shape.n_expert > 0 && !f.activation_given) {
+    o.dense = !f.density_given, o.activation = o.shape.default_activation();
+  }
   // Four bits are too few for the predictor's sparse second matrix.
   const DType same = o.type == DType::q4_0 ? DType::q8_0 : o.type;
   o.predictor_type = f.predictor_type.empty() ? same : dtype_flag("--predictor-type", f.predictor_type);
   if (!f.down.empty() && f.down != "standard" && f.down != "transposed") {
     fail("unknown --down '{}'; expected standard or transposed", f.down);
   }
-  o.transposed_down = f.down.empty() ? !o.dense : f.down == "transposed";
+  const bool skips = o.shape.n_expert > 0 ? o.activation == "relu" : !o.dense;
+  o.transposed_down = f.down.empty() ? skips : f.down == "transposed";
   return o;
 }
 
@@ -152,7 +159,8 @@ void add_sizes(CLI::App& cmd, Flags& f) {
 void add_statistics(CLI::App& cmd, Flags& f) {
   offline::SynthOptions& o = f.options;
   cmd.add_option("--density", o.density, "mean share of active neurons")->capture_default_str();
-  cmd.add_option("--hot-share", o.hot_share, "share of the activations that the hottest 26 % of the neurons take")
+  cmd.add_option("--hot-share", o.hot_share,
+                 "share of the activations that the hottest 26 % of the neurons take (of a mixture: 0.5)")
       ->capture_default_str();
   cmd.add_option("--predictor-rank", o.predictor_rank, "rows of an exact predictor (fc1, fc2); 0 = none")
       ->check(CLI::NonNegativeNumber)
@@ -169,7 +177,8 @@ void add_statistics(CLI::App& cmd, Flags& f) {
          "tokens")
       ->capture_default_str();
   cmd.add_option("--activation", o.activation,
-                 "relu, or silu with --dense; mixtures are dense where it is not given, and have their architecture's")
+                 "relu, or silu with --dense; where it is not given, mixtures have their architecture's, and are dense "
+                 "unless a smallthinker's --density is given")
       ->capture_default_str();
 }
 
@@ -185,7 +194,8 @@ void register_synth(CLI::App& app) {
   add_statistics(*cmd, *f);
   cmd->add_option(
       "--down", f->down,
-      "transposed (ffn_down_t, for sparse execution) or standard (as other programs read it; default with --dense)");
+      "transposed (ffn_down_t, for sparse execution) or standard (as other programs read it; default with --dense, "
+      "unless the experts of a mixture are relu)");
   cmd->add_option("-s,--seed", f->options.seed, "same seed, same file")->capture_default_str();
   cmd->add_option("-t,--threads", f->threads, "threads (default: physical cores)");
   cmd->add_option("--text", f->text, "also write a text of the model's words that moves from topic to topic");
@@ -198,6 +208,7 @@ void register_synth(CLI::App& app) {
   cmd->footer("Example: hearth synth --shape llama-7b --type q8_0 -o synthetic.gguf");
   cmd->callback([f, cmd] {
     f->activation_given = cmd->count("--activation") > 0 || cmd->count("--dense") > 0;
+    f->density_given = cmd->count("--density") > 0, f->hot_share_given = cmd->count("--hot-share") > 0;
     run_synth(*f);
   });
 }

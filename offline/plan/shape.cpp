@@ -36,15 +36,22 @@ uint64_t row_on_gpu(const MatrixBytes& on_gpu, Matrix m) {
 }
 
 // Experts are all alike, but for a shared one.
-void set_experts(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerShape& l) {
+void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_gpu, LayerShape& l) {
+  const model::LayerWeights& w = model.weights().layers[layer];
   l.experts = true, l.shared_expert = w.router.shared;
   l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
   l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
   l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction) + w.experts.size() * kExpertTableBytes;
   BothBytes largest{on_gpu};
-  for (const Expert& e : w.experts) {
+  for (size_t id = 0; id < w.experts.size(); ++id) {
+    const Expert& e = w.experts[id];
     BothBytes b{on_gpu};
     for (const Matrix* m : {&e.ffn.gate, &e.ffn.up, &e.ffn.down}) b.add(*m);
+    if (const Matrix& t = e.ffn.down_t) {  // which GPUs do not take
+      const Matrix stored = model.stored_down(layer, id);
+      b.file += t.bytes();
+      b.gpu += on_gpu(stored ? stored : Matrix{model::standard_type(t), t.cols, t.rows, t.data});
+    }
     for (const Vector* v : {&e.ffn.gate_bias, &e.ffn.up_bias, &e.down_bias}) b.add(*v);
     l.expert_bytes += b.file;
     largest.file = std::max(largest.file, b.file), largest.gpu = std::max(largest.gpu, b.gpu);
@@ -69,7 +76,9 @@ void set_neurons(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerS
   if (gpu != l.neuron_bytes()) l.gpu_neuron_bytes = gpu;
 }
 
-LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w, const MatrixBytes& on_gpu) {
+LayerShape layer_shape(const model::Model& model, size_t layer, const MatrixBytes& on_gpu) {
+  const model::Config& c = model.config();
+  const model::LayerWeights& w = model.weights().layers[layer];
   LayerShape l;
   BothBytes attention{on_gpu};
   for (const Matrix* m : w.attention()) attention.add(*m);
@@ -82,7 +91,7 @@ LayerShape layer_shape(const model::Config& c, const model::LayerWeights& w, con
     l.small_bytes += bytes_of(*v);
   }
   l.kv_token_bytes = engine::KvCache::layer_page_bytes(c) / kPagePositions;
-  w.router ? set_experts(w, on_gpu, l) : set_neurons(w, on_gpu, l);
+  w.router ? set_experts(model, layer, on_gpu, l) : set_neurons(w, on_gpu, l);
   return l;
 }
 
@@ -111,7 +120,7 @@ ModelShape shape_of(const model::Model& model, const MatrixBytes& on_gpu) {
   s.small_bytes =
       bytes_of(w.output_norm.weight) + bytes_of(w.output_norm.bias) + bytes_of(w.output_bias) + bytes_of(w.inv_freq);
   for (size_t i = 0; i < w.layers.size(); ++i) {
-    LayerShape l = layer_shape(c, w.layers[i], on_gpu);
+    LayerShape l = layer_shape(model, i, on_gpu);
     l.by_neuron = !model.why_not_by_neuron(static_cast<int64_t>(i));
     const model::LayerPredictor& predictor = w.layers[i].predictor;
     l.predictor_bytes = model::predictor_bytes(predictor);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <regex>
 #include <tuple>
 
@@ -12,7 +13,7 @@
 namespace hearth::offline {
 namespace {
 
-constexpr std::string_view kDown = "ffn_down.weight", kDownT = "ffn_down_t.weight";
+constexpr std::string_view kDown = ".ffn_down", kDownT = ".ffn_down_t", kWeight = ".weight";
 constexpr std::string_view kDownTBias = "ffn_down_t.bias", kDownBias = "ffn_down.bias";
 constexpr std::string_view kEmbedding = "token_embd.weight", kHead = "output.weight";
 
@@ -27,8 +28,21 @@ constexpr std::array<std::string_view, 9> kKept = {"position_embd.weight",
                                                    "altup",
                                                    "laurel"};
 
+// What follows "blk.N.ffn_down" or "blk.N.ffn_down_t" in the name of a down projection: nothing, or which experts'.
+std::optional<std::string_view> down_suffix(std::string_view name, std::string_view down) {
+  const size_t at = name.find(down);
+  if (at == std::string_view::npos || !name.ends_with(kWeight)) return std::nullopt;
+  const std::string_view suffix = name.substr(at + down.size(), name.size() - kWeight.size() - at - down.size());
+  const bool one_expert =
+      suffix.size() > 1 && suffix[0] == '.' && suffix.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  if (suffix.empty() || suffix == "_exps" || suffix == "_shexp" || one_expert) return suffix;
+  return std::nullopt;
+}
 bool is_transposed_down(std::string_view name) {
-  return name.ends_with(kDownT);
+  return down_suffix(name, kDownT).has_value();
+}
+std::string renamed_down(std::string_view name, std::string_view from, std::string_view to) {
+  return std::string(name.substr(0, name.find(from))).append(to).append(*down_suffix(name, from)).append(kWeight);
 }
 
 // A matrix whose rows are converted; the others (norms, biases, tables of the RoPE) hold few values that matter much.
@@ -133,16 +147,13 @@ class Planner {
   // The output's tensor, but for its type.
   Job in_layout(const gguf::TensorInfo& t) const {
     Job job{.in = &t, .name = t.name, .type = t.traits->type, .ne = t.ne};
-    const auto renamed = [&](std::string_view from, std::string_view to) {
-      return t.name.substr(0, t.name.size() - from.size()).append(to);
-    };
     const bool transposed = plan_.down_transposed;
-    if (is_down(t.name) && t.ne.size() == 2 && is_transposed_down(t.name) != transposed) {
-      job.name = transposed ? renamed(kDown, kDownT) : renamed(kDownT, kDown);
+    if (is_down(t.name) && t.ne.size() >= 2 && is_transposed_down(t.name) != transposed) {
+      job.name = transposed ? renamed_down(t.name, kDown, kDownT) : renamed_down(t.name, kDownT, kDown);
       job.transpose = true;
       std::swap(job.ne[0], job.ne[1]);
     } else if (!transposed && t.name.ends_with(kDownTBias)) {
-      job.name = renamed(kDownTBias, kDownBias);
+      job.name = t.name.substr(0, t.name.size() - kDownTBias.size()).append(kDownBias);
     }
     return job;
   }
@@ -250,7 +261,7 @@ class Planner {
 }  // namespace
 
 bool is_down(std::string_view name) {
-  return name.ends_with(kDown) || is_transposed_down(name);
+  return down_suffix(name, kDown).has_value() || is_transposed_down(name);
 }
 
 QuantizePlan plan_quantization(const gguf::File& file, const QuantizeOptions& options) {

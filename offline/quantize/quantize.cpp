@@ -90,12 +90,13 @@ void convert_rows(const gguf::File& file, const Job& job, gguf::Writer& writer, 
   });
 }
 
-// Columns [begin, end) of the input matrix become rows of `tile`: tile[c - begin][r] = in[r][c].
-void load_transposed(const gguf::File& file, const gguf::TensorInfo& t, int64_t begin, int64_t end, float* tile) {
+// Columns [begin, end) of a matrix of the input become rows of `tile`: tile[c - begin][r] = in[r][c].
+void load_transposed(const gguf::File& file, const gguf::TensorInfo& t, int64_t matrix, int64_t begin, int64_t end,
+                     float* tile) {
   constexpr int64_t strip = 16;  // input rows at a time: a cache line of each row of the tile
-  const int64_t rows = t.rows(), width = end - begin;
+  const int64_t rows = t.ne[1], width = end - begin;
   const size_t row_size = row_bytes(t.traits->type, t.cols()), first = row_bytes(t.traits->type, begin);
-  const std::byte* in = file.data(t).data();
+  const std::byte* in = file.data(t).data() + static_cast<size_t>(matrix * rows) * row_size;
   std::vector<float> piece(static_cast<size_t>(strip * width));
   for (int64_t r0 = 0; r0 < rows; r0 += strip) {
     const int64_t n = std::min(strip, rows - r0);
@@ -109,20 +110,23 @@ void load_transposed(const gguf::File& file, const gguf::TensorInfo& t, int64_t 
 }
 
 void convert_transposed(const gguf::File& file, const Job& job, gguf::Writer& writer, ThreadTeam& team) {
-  const int64_t cols = job.ne[0], rows = job.ne[1];  // of the output
+  const int64_t cols = job.ne[0], rows = job.ne[1], matrices = job.n_rows() / rows;  // of the output
   const size_t out_row = row_bytes(job.type, cols);
   // Whole blocks of a quantised input, whose blocks lie along its rows.
   const int64_t grain = std::max<int64_t>(kTileCols, job.in->traits->block_size);
   file.will_need(*job.in);  // the tiles jump through the file
-  Pieces(team).run(rows, grain, [&](int64_t begin, int64_t end) {
+  const int64_t each = (rows + grain - 1) / grain;
+  Pieces(team).run(matrices * each, 1, [&](int64_t piece, int64_t) {
+    const int64_t matrix = piece / each, begin = piece % each * grain, end = std::min(begin + grain, rows);
+    const int64_t first = matrix * rows;
     std::vector<float> tile(static_cast<size_t>((end - begin) * cols)), check(static_cast<size_t>(cols));
     std::vector<std::byte> out(static_cast<size_t>(end - begin) * out_row);
-    load_transposed(file, *job.in, begin, end, tile.data());
+    load_transposed(file, *job.in, matrix, begin, end, tile.data());
     for (int64_t r = begin; r < end; ++r) {
-      store_row(file, job, r, tile.data() + (r - begin) * cols, out.data() + static_cast<size_t>(r - begin) * out_row,
-                check.data());
+      store_row(file, job, first + r, tile.data() + (r - begin) * cols,
+                out.data() + static_cast<size_t>(r - begin) * out_row, check.data());
     }
-    writer.write(job.out, static_cast<size_t>(begin) * out_row, out);
+    writer.write(job.out, static_cast<size_t>(first + begin) * out_row, out);
   });
 }
 

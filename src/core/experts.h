@@ -16,7 +16,7 @@ enum class Gating {
   selected_softmax,  // the logits choose; weights are the softmax over the chosen ones
 };
 
-constexpr int64_t kMostExperts = 1024;  // of a layer
+constexpr int64_t kMostExperts = 1024;    // of a layer
 constexpr size_t kExpertTableBytes = 48;  // at most, of an expert, in a device's table of a layer's experts
 
 // From logits to a choice, as llama.cpp's build_moe_ffn and DeepSeek-V3 (arXiv 2412.19437, 2.1.2) do it: of the groups
@@ -34,11 +34,11 @@ struct Routing {
 // The router of one layer. Logits are w h + bias, in f32 of the f32 activations: w is not quantised.
 struct Router {
   Routing routing;
-  Matrix w;            // [n_expert][n_embd]
-  Vector bias;         // [n_expert], or empty
-  Vector correction;   // [n_expert], or empty
+  Matrix w;             // [n_expert][n_embd]
+  Vector bias;          // [n_expert], or empty
+  Vector correction;    // [n_expert], or empty
   bool shared = false;  // expert n_expert is named for every token, with weight 1, or with
-  Matrix shared_gate;  // [1][n_embd]: the sigmoid of this product; or empty
+  Matrix shared_gate;   // [1][n_embd]: the sigmoid of this product; or empty
   explicit operator bool() const { return static_cast<bool>(w); }
   // Experts named for each token.
   int64_t n_named() const { return routing.n_used + (shared ? 1 : 0); }
@@ -53,23 +53,27 @@ struct ExpertChoice {
   int64_t n_named = 0;  // of a token
 };
 
-// One expert: a range of neurons with a down projection of its own ([n_embd][n], not transposed). Empty where its device
-// does not hold it.
+// One expert: a range of neurons with a down projection of its own. With down_t its neurons can be skipped. Empty where
+// its device does not hold it.
 struct Expert {
   FfnShard ffn;
   Vector down_bias;  // [n_embd], or empty
   explicit operator bool() const { return static_cast<bool>(ffn.gate); }
-  size_t bytes() const { return ffn.gate.bytes() + ffn.up.bytes() + ffn.down.bytes(); }
+  size_t bytes() const { return ffn.gate.bytes() + ffn.up.bytes() + ffn.down.bytes() + ffn.down_t.bytes(); }
 };
 
 // Whether GPUs have kernels for an expert: gate and up of one type, whole blocks of 32 neurons, rows of whole 16 bytes.
 bool gpu_computes(const Expert& expert);
 
-// A layer's experts by id, the shared one last.
+// A layer's experts by id, the shared one last. All of them have down, or all have down_t.
 struct ExpertSet {
   std::span<const Expert> experts;
   bool shared = false;          // the last one is named for every token
   const void* table = nullptr;  // what ExpertFfn::adopt_experts() made of them
+  // Out [T], or null: every neuron is computed. Otherwise T is kFewTokens at most, and devices that take down_t evaluate
+  // the gates of experts that have it, then up and down of the active neurons, those whose act(gate) is not zero, and
+  // say how many of each token's are.
+  int32_t* n_active = nullptr;
   ExpertSet(std::span<const Expert> all, bool has_shared = false, const void* adopted = nullptr)
       : experts(all), shared(has_shared), table(adopted) {}
   ExpertSet(const std::vector<Expert>& all) : ExpertSet(std::span(all)) {}
@@ -79,6 +83,8 @@ struct ExpertSet {
 // and rows of an expert that several tokens chose are read from memory once.
 class ExpertFfn {
  public:
+  // Whether experts may have down_t; otherwise all have down.
+  virtual bool takes_down_t() const { return true; }
   // The device's table of a layer's experts by their ids, made once of the adopted ones; null where it needs
   // nothing. Throws Error for experts that it has no kernels for.
   virtual const void* adopt_experts(const ExpertSet& /*adopted*/) { return nullptr; }
@@ -86,8 +92,7 @@ class ExpertFfn {
   virtual void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) = 0;
   // y[t] += sum of weight * (FFN_e(in[t]) + down_bias_e) over token t's experts e that `set` holds, ids ascending. The
   // choice is route()'s, of this device or of another one.
-  virtual void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
-                           float* y) = 0;
+  virtual void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) = 0;
 
  protected:
   ~ExpertFfn() = default;

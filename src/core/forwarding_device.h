@@ -79,9 +79,9 @@ class ForwardingDevice : public Device,
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
     inner_.expert_ffn()->route(router, in, T, choice);
   }
+  bool takes_down_t() const override { return inner_.expert_ffn()->takes_down_t(); }
   const void* adopt_experts(const ExpertSet& set) override { return inner_.expert_ffn()->adopt_experts(set); }
-  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
-                   float* y) override {
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override {
     inner_.expert_ffn()->ffn_experts(set, choice, in, T, y);
   }
 

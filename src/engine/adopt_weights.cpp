@@ -10,6 +10,50 @@
 #include "core/every_core.h"
 
 namespace hearth::engine {
+namespace {
+
+template <typename T>
+void adopt(Device& device, T& tensor) {
+  if (tensor) tensor = device.adopt(tensor);
+}
+
+}  // namespace
+
+std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, FunctionRef<bool(size_t id)> mine,
+                                  Device& device, std::vector<HostBuffer>& memory) {
+  const std::vector<Expert>& from = model.weights().layers[layer].experts;
+  const bool takes_down_t = device.expert_ffn() == nullptr || device.expert_ffn()->takes_down_t();
+  std::vector<Expert> to(from.size());
+  std::vector<size_t> transposed;  // nobody has their standard form
+  for (size_t id = 0; id < from.size(); ++id) {
+    if (!mine(id)) continue;
+    FfnShard& f = (to[id] = from[id]).ffn;
+    if (!f.down_t || takes_down_t) continue;
+    f.down = model.stored_down(layer, id);
+    if (f.down) {
+      f.down_t = {};
+    } else {
+      transposed.push_back(id);
+    }
+  }
+  const size_t first = memory.size();
+  for (const size_t id : transposed) {
+    const Matrix& down_t = to[id].ffn.down_t;
+    memory.emplace_back(model::transposed_bytes(down_t, model::standard_type(down_t)));
+  }
+  on_every_core(transposed.size(), [&](size_t i) {
+    FfnShard& f = to[transposed[i]].ffn;
+    model::RequantizationError rounding;
+    HostBuffer& to_here = memory[first + i];
+    f.down = model::transpose(f.down_t, model::standard_type(f.down_t), {to_here.data(), to_here.bytes()}, rounding);
+    f.down_t = {};
+  });
+  for (Expert& e : to) {
+    adopt(device, e.ffn.gate), adopt(device, e.ffn.up), adopt(device, e.ffn.down), adopt(device, e.ffn.down_t);
+    adopt(device, e.ffn.gate_bias), adopt(device, e.ffn.up_bias), adopt(device, e.down_bias);
+  }
+  return to;
+}
 
 model::Weights adopt_weights(model::Model& model, Device& device, bool with_predictors) {
   model::Weights w = model.weights();
@@ -18,10 +62,17 @@ model::Weights adopt_weights(model::Model& model, Device& device, bool with_pred
   }
   const bool tied = model.tied_head();
   if (tied) w.output = {};
-  w.for_each([&](auto& tensor) {
-    if (tensor) tensor = device.adopt(tensor);
-  });
+  for (model::LayerWeights& layer : w.layers) layer.experts.clear();
+  w.for_each([&](auto& tensor) { adopt(device, tensor); });
   if (tied) w.output = w.tok_embd;
+  for (size_t l = 0; l < w.layers.size(); ++l) {
+    std::vector<HostBuffer> memory;
+    const auto all = [](size_t) { return true; };
+    w.layers[l].experts = adopt_experts(model, l, all, device, memory);
+    if (memory.empty()) continue;
+    HEARTH_CHECK(!device.is_host(), "experts transposed back for a host device");
+    device.synchronize();  // before the memory goes
+  }
   for (model::LayerWeights& layer : w.layers) {
     if (layer.router) layer.expert_table = device.expert_ffn()->adopt_experts({layer.experts, layer.router.shared});
   }
@@ -42,6 +93,10 @@ std::set<const void*> read_by_rows(SingleRows rows, model::Weights& weights) {
     if (rows != SingleRows::none && ffn.down_t) data.insert(ffn.up.data);
     if (rows == SingleRows::named && ffn.down_t) data.insert(ffn.gate.data);
     data.insert({layer.latent.k_b.data, layer.latent.v_b.data});
+    for (const Expert& e : layer.experts) {
+      data.insert(e.ffn.down_t.data);
+      if (rows != SingleRows::none && e.ffn.down_t) data.insert(e.ffn.up.data);
+    }
     layer.predictor.for_each([&](const auto& tensor) { data.insert(tensor.data); });
   }
   return data;
@@ -49,8 +104,8 @@ std::set<const void*> read_by_rows(SingleRows rows, model::Weights& weights) {
 
 }  // namespace
 
-DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own,
-                            SingleRows rows, model::Weights& weights) {
+DeviceBuffer copy_from_file(const model::Model& model, Device& device, std::span<const std::byte> own, SingleRows rows,
+                            model::Weights& weights) {
   constexpr size_t kAlignment = 64, kPiece = size_t{8} << 20;
   HEARTH_CHECK(device.is_host());
   const bool tied = weights.output.data == weights.tok_embd.data;

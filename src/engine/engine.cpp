@@ -54,7 +54,20 @@ bool has_predictors(const model::Model& m) {
   return std::any_of(layers.begin(), layers.end(), can_predict);
 }
 
-Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
+bool computes_down_t(Device& device) {
+  return device.expert_ffn() != nullptr && device.expert_ffn()->takes_down_t();
+}
+
+// Why neurons inside experts cannot be left out; nothing where they can, and the model is ready for it then.
+std::optional<std::string> why_experts_are_whole(model::Model& model, Device& main, bool divided) {
+  const model::FfnDescription& ffn = model.config().ffn;
+  if (!ffn.sparse()) return fmt::format("{} is never exactly zero", ffn.activation);
+  if (!divided && !computes_down_t(main)) return fmt::format("{} computes every neuron of an expert", main.name());
+  if (auto reason = model.prepare_sparse()) return reason;
+  return model.why_experts_are_whole();
+}
+
+Sparsity choose_sparsity(model::Model& model, const EngineOptions& options, Device& main, bool divided) {
   const Sparsity asked = options.sparsity;
   const bool predictors = has_predictors(model);
   const bool lossless = model.config().ffn.sparse() || approximates(options);
@@ -63,8 +76,10 @@ Sparsity choose_sparsity(model::Model& model, const EngineOptions& options) {
   }
   if (asked == Sparsity::off) return Sparsity::off;
   if (model.config().experts) {
+    const auto reason = why_experts_are_whole(model, main, divided);
+    if (!reason) return Sparsity::exact;
     if (asked == Sparsity::auto_) return Sparsity::off;
-    fail("neurons inside experts are not skipped yet; run mixtures of experts with --sparsity off or auto");
+    fail("neurons inside experts cannot be left out: {}; run with --sparsity off or auto", *reason);
   }
   if (asked == Sparsity::auto_ && !lossless && !predictors) return Sparsity::off;
   if (const auto reason = model.prepare_sparse()) {
@@ -113,7 +128,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
   if (options.n_sequences < 1) fail("the number of sequences is {}, expected 1 or more", options.n_sequences);
   check_thresholds(c, options);
   n_ctx_ = choose_context(c, options);
-  sparsity_ = choose_sparsity(model_, options);
+  sparsity_ = choose_sparsity(model_, options, device_, division != nullptr);
   if (c.latent && device_.latent_attention() == nullptr) {
     fail("{} cannot compute the latent attention of '{}' models yet; run them on the CPU: --device cpu", device_.name(),
          c.arch);
@@ -166,7 +181,7 @@ void Engine::reset_density() {
   density_ = {};
   density_.active.assign(static_cast<size_t>(config().n_layer), 0.0);
   density_.active_on_host = density_.active_linked = density_.active;
-  density_.experts = density_.experts_on_host = density_.active;
+  density_.experts = density_.experts_on_host = density_.neurons = density_.neurons_on_host = density_.active;
 }
 
 void Engine::divide(const Division& division, int64_t n_batch) {
@@ -351,8 +366,22 @@ void Engine::count_experts(int64_t T) {
   for (size_t l = 0; l < density_.experts.size(); ++l) {
     if (!schedule_.facts()[l].experts) continue;
     density_.experts[l] += n_named * static_cast<double>(T);
-    density_.experts_on_host[l] += static_cast<double>(host_side_->experts_computed(static_cast<int64_t>(l)));
+    density_.experts_on_host[l] += static_cast<double>(host_side_->computed(static_cast<int64_t>(l)).experts);
   }
+}
+
+// The neurons among which the active ones of T tokens are counted.
+void Engine::count_neurons(size_t layer, int64_t T, bool main_skips) {
+  double& neurons = density_.neurons[layer];
+  if (!schedule_.facts()[layer].experts) {
+    neurons += static_cast<double>(T * config().n_ff);
+    return;
+  }
+  const model::ExpertsDescription& e = config().experts;
+  const int64_t all = T * (e.routing.n_used * e.n_ff + e.n_ff_shared);
+  const int64_t host = host_side_ ? host_side_->computed(static_cast<int64_t>(layer)).neurons : 0;
+  density_.neurons_on_host[layer] += static_cast<double>(host);
+  neurons += static_cast<double>(main_skips ? all : host);
 }
 
 void Engine::fetch_counts() {
@@ -364,13 +393,17 @@ void Engine::count_active(int64_t T) {
   fetch_counts();
   const size_t n_layer = density_.active.size(), few = kFewTokens;
   for (size_t l = 0; l < n_layer; ++l) {
-    const bool cold = schedule_.facts()[l].cold;
+    const LayerFacts& facts = schedule_.facts()[l];
+    const bool cold = facts.cold;
+    if (facts.experts && facts.selection == Selection::all) continue;
+    const bool main_skips = !facts.experts || computes_down_t(device_);
+    count_neurons(l, T, main_skips);
     for (size_t t = 0; t < static_cast<size_t>(T); ++t) {
       const double host = cold ? host_act_.n_active[l * few + t] : 0;
       const double linked = results_.counts[(n_layer + l) * few + t];
       density_.active_on_host[l] += host;
       density_.active_linked[l] += linked;
-      density_.active[l] += results_.counts[l * few + t] + host + linked;
+      density_.active[l] += (main_skips ? results_.counts[l * few + t] : 0) + host + linked;
     }
   }
   density_.steps += T;

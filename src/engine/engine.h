@@ -116,6 +116,7 @@ class Engine {
   void fetch_counts();
   void count_active(int64_t T);
   void count_experts(int64_t T);
+  void count_neurons(size_t layer, int64_t T, bool main_skips);
   bool head_on_host() const { return split_ && split_->output_on_host; }
   bool embedding_on_host() const { return split_ && split_->embedding_on_host; }
   std::vector<bool> attention_layers(bool on_host) const;

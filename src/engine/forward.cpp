@@ -158,9 +158,11 @@ void Forward::route(int64_t l, Reads reads, const float* x) const {
   c_.device.expert_ffn()->route(layer(l).router, in, shape_.T, c_.act.choice(l, shape_.T));
 }
 
-void Forward::ffn_experts(int64_t l, const ExpertChoice& choice, const Input& in, float* y) const {
+void Forward::ffn_experts(int64_t l, const ExpertChoice& choice, const Input& in, bool skips, float* y) const {
   const LayerWeights& w = layer(l);
-  c_.device.expert_ffn()->ffn_experts({w.experts, w.router.shared, w.expert_table}, choice, in, shape_.T, y);
+  ExpertSet set{w.experts, w.router.shared, w.expert_table};
+  if (skips) set.n_active = c_.act.n_active + l * kFewTokens;
+  c_.device.expert_ffn()->ffn_experts(set, choice, in, shape_.T, y);
 }
 
 NextNorm Forward::next_ffn(int64_t l, bool predicts) const {

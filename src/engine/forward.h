@@ -67,8 +67,8 @@ class Forward {
 
   // The experts of every token -> act.choice().
   void route(int64_t layer, Reads reads, const float* x) const;
-  // y += the weighted sum of the chosen experts that this device has.
-  void ffn_experts(int64_t layer, const ExpertChoice& choice, const Input& in, float* y) const;
+  // y += the weighted sum of the chosen experts that this device has; `skips`: without neurons that are zero, counted.
+  void ffn_experts(int64_t layer, const ExpertChoice& choice, const Input& in, bool skips, float* y) const;
 
   // The input of an operation of this layer's FFN. x: the residual stream.
   Input ffn_input(int64_t layer, Reads reads, const float* x) const;

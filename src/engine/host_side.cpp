@@ -72,12 +72,14 @@ class HostSide::Layer {
   }
   void operator()(const Experts& step) {
     const Input in = step.reads == Reads::normed ? Input(b_.input) : f_.ffn_input(l_, step.reads, b_.x);
-    f_.ffn_experts(l_, b_.choice, in, y_);
+    f_.ffn_experts(l_, b_.choice, in, step.skips, y_);
     if (f_.T() > kFewTokens) return;  // the GPU waits, and nobody asks about prompts
     const std::vector<Expert>& own = f_.layer(l_).experts;
-    const std::span<const int32_t> named(b_.choice.ids, static_cast<size_t>(f_.T() * b_.choice.n_named));
-    s_.n_experts_[static_cast<size_t>(l_)] =
-        std::ranges::count_if(named, [&](int32_t id) { return static_cast<bool>(own[static_cast<size_t>(id)]); });
+    Computed& computed = s_.computed_[static_cast<size_t>(l_)] = {};
+    for (int64_t i = 0; i < f_.T() * b_.choice.n_named; ++i) {
+      const Expert& e = own[static_cast<size_t>(b_.choice.ids[i])];
+      computed.experts += e ? 1 : 0, computed.neurons += e.ffn.n();
+    }
   }
   void operator()(const Answer&) { s_.mailbox_.answer(); }
   template <typename MainStep>
@@ -101,7 +103,7 @@ HostSide::HostSide(const ForwardContext& context, const Schedule& schedule, std:
       schedule_(schedule),
       rows_(rows),
       mailbox_(mailbox),
-      n_experts_(static_cast<size_t>(context.config.n_layer)) {}
+      computed_(static_cast<size_t>(context.config.n_layer)) {}
 
 void HostSide::serve(const PassShape& shape, BatchKind kind) {
   try {

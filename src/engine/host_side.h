@@ -20,7 +20,10 @@ class HostSide {
   // ever, and the error goes on.
   void serve(const PassShape& shape, BatchKind kind);
   // The experts of a layer that the tokens of the last pass over few tokens named, and that the CPU has.
-  int64_t experts_computed(int64_t layer) const { return n_experts_[static_cast<size_t>(layer)]; }
+  struct Computed {
+    int64_t experts = 0, neurons = 0;  // neurons: of all those experts
+  };
+  Computed computed(int64_t layer) const { return computed_[static_cast<size_t>(layer)]; }
 
  private:
   class Layer;
@@ -36,7 +39,7 @@ class HostSide {
   std::span<const MainRows> rows_;
   Mailbox& mailbox_;
   Letters brought_;
-  std::vector<int64_t> n_experts_;  // of each layer
+  std::vector<Computed> computed_;  // of each layer
 };
 
 }  // namespace hearth::engine

@@ -43,7 +43,7 @@ class MainSide::Layer {
   }
   void operator()(const Route& step) { f_.route(l_, step.reads, x_); }
   void operator()(const Experts& step) {
-    f_.ffn_experts(l_, s_.c_.act.choice(l_, f_.T()), f_.ffn_input(l_, step.reads, x_), x_);
+    f_.ffn_experts(l_, s_.c_.act.choice(l_, f_.T()), f_.ffn_input(l_, step.reads, x_), step.skips, x_);
   }
   void operator()(const Post& step) {
     const Activations& a = s_.c_.act;

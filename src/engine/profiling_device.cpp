@@ -180,8 +180,8 @@ void ProfilingDevice::route(const Router& router, const Input& in, int64_t T, co
   timed("route " + shape(router.w), Part::predictor, router.w.bytes() + router.shared_gate.bytes(),
         [&] { inner_.expert_ffn()->route(router, in, T, choice); });
 }
-void ProfilingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in,
-                                  int64_t T, float* y) {
+void ProfilingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
+                                  float* y) {
   const FfnShard* first = nullptr;
   size_t bytes = 0;
   for (const Expert& e : set.experts) {
@@ -189,10 +189,10 @@ void ProfilingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choi
     if (first == nullptr) first = &e.ffn;
     bytes = std::max(bytes, e.bytes());
   }
-  if (T > 1) bytes = 0;  // depends on how many tokens chose the same
+  // Depends on how many tokens chose the same, and on the active neurons.
+  if (T > 1 || set.n_active != nullptr) bytes = 0;
   timed(first != nullptr ? "ffn_experts " + shape(first->gate) : "ffn_experts", Part::ffn,
-        bytes * static_cast<size_t>(choice.n_named),
-        [&] { inner_.expert_ffn()->ffn_experts(set, choice, in, T, y); });
+        bytes * static_cast<size_t>(choice.n_named), [&] { inner_.expert_ffn()->ffn_experts(set, choice, in, T, y); });
 }
 void ProfilingDevice::head_products(const HeadProducts& products, int64_t T) {
   timed("head_products " + shape(products.w), Part::attention, products.w.bytes(),

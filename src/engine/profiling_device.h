@@ -68,9 +68,9 @@ class ProfilingDevice final : public ForwardingDevice {
   void ffn_sparse(const FfnShard& shard, const SparseArgs& sparse, const Input& in, int64_t T, Vector y_bias, float* y,
                   const NextNorm* next) override;
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
+  bool takes_down_t() const override { return inner_.expert_ffn()->takes_down_t(); }
   const void* adopt_experts(const ExpertSet& set) override { return inner_.expert_ffn()->adopt_experts(set); }
-  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T,
-                   float* y) override;
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
   void head_products(const HeadProducts& products, int64_t T) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
 

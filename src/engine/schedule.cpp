@@ -95,7 +95,7 @@ class Compiler {
   // The host's part of a layer whose experts it chooses itself, from x.
   void host_experts() {
     if (!l_.early_router) host(Route{Reads::norm_of_x});
-    host(Experts{l_.early_router ? Reads::norm_of_x : Reads::normed});
+    host(Experts{l_.early_router ? Reads::norm_of_x : Reads::normed, skips_});
   }
 
   // The side that chooses tells the other: a choice made twice might differ by a rounding.
@@ -112,10 +112,10 @@ class Compiler {
       main(Norm{Half::ffn}), made_ = true;
     }
     if (asks_) main(Post{Letter::ffn_input_and_experts});
-    if (l_.hot) main(Experts{ffn_input()});
+    if (l_.hot) main(Experts{ffn_input(), skips_});
     if (!asks_) return;
     main(Collect{});
-    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed}), host(Answer{});
+    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed, skips_}), host(Answer{});
   }
 
   void ffn_second() {
@@ -262,7 +262,9 @@ std::string to_string(const Step& step) {
     }
     std::string operator()(const Ffn& f) const { return describe(f); }
     std::string operator()(const Route& r) const { return fmt::format("route({})", to_string(r.reads)); }
-    std::string operator()(const Experts& e) const { return fmt::format("experts({})", to_string(e.reads)); }
+    std::string operator()(const Experts& e) const {
+      return fmt::format("experts({}{})", to_string(e.reads), e.skips ? ", active neurons" : "");
+    }
     std::string operator()(const Post& p) const { return fmt::format("post({})", to_string(p.letter)); }
     std::string operator()(const Hint&) const { return "hint"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
@@ -292,7 +294,7 @@ void check_facts(std::span<const LayerFacts> layers) {
     require(l.hot || l.cold, "no device has its neurons");
     require(!l.parallel || !l.post_norms, "attention and FFN are computed together, and normed each on its own");
     require(l.experts || (!l.main_routes && !l.early_router), "a router without experts");
-    require(!l.experts || (!l.parallel && !l.post_norms && l.selection == Selection::all && !l.streamable),
+    require(!l.experts || (!l.parallel && !l.post_norms && !predicts && !l.streamable),
             "a mixture of experts beside the attention, normed after it, with predictors or streamed");
     require(!l.experts || l.main_routes || !l.hot, "the CPU chooses the experts, and some of them are on the GPU");
     require(!l.main_routes || l.hot || !l.host_attends,

@@ -100,7 +100,8 @@ struct Route {
 };  // both sides: the experts of every token
 struct Experts {
   Reads reads;
-};  // both sides: += the chosen experts that the side has
+  bool skips = false;  // neurons that are zero
+};                     // both sides: += the chosen experts that the side has
 struct Post {
   Letter letter;
 };               // main: begins a hand-off without neurons

@@ -8,6 +8,7 @@
 #include "core/cold_rows.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/adopt_weights.h"
 #include "engine/cold_stream.h"
 
 namespace hearth::engine {
@@ -128,8 +129,8 @@ bool can_hint(const LayerFacts& before, const LayerFacts& layer) {
 // Divides one layer after the other.
 class Splitter {
  public:
-  Splitter(const Weights& weights, const Placement& placement, Device& main, Device& host, ThreadTeam& team)
-      : weights_(weights), placement_(placement), main_(main), host_(host), team_(team) {}
+  Splitter(const model::Model& model, const Placement& placement, Device& main, Device& host, ThreadTeam& team)
+      : model_(model), weights_(model.weights()), placement_(placement), main_(main), host_(host), team_(team) {}
 
   // Host memory that the CPU's rows of all layers will take.
   size_t arena_bytes() const {
@@ -177,20 +178,18 @@ class Splitter {
   }
 
  private:
-  // Whole experts, as they are in the file.
+  // Whole experts.
   void experts(size_t layer, SplitWeights& out) {
     const LayerWeights& from = weights_.layers[layer];
     const std::vector<int32_t>& hot = placement_.layers[layer].gpu_experts;
     LayerWeights& to_main = out.main.layers[layer];
     LayerWeights& to_host = out.host.layers[layer];
     out.rows[layer].n_hot = std::ssize(hot);
-    to_main.experts.resize(from.experts.size()), to_host.experts.resize(from.experts.size());
-    for (size_t id = 0; id < from.experts.size(); ++id) {
-      const bool is_hot = std::binary_search(hot.begin(), hot.end(), static_cast<int32_t>(id));
-      Device& device = is_hot ? main_ : host_;
-      const Expert& e = from.experts[id];
-      (is_hot ? to_main : to_host).experts[id] = {adopt_shard(device, e.ffn), adopt(device, e.down_bias)};
-    }
+    const auto is_hot = [&](size_t id) { return std::ranges::binary_search(hot, static_cast<int32_t>(id)); };
+    std::vector<HostBuffer> staging;
+    to_main.experts = adopt_experts(model_, layer, is_hot, main_, main_.is_host() ? out.packs : staging);
+    const auto is_cold = [&](size_t id) { return !is_hot(id); };
+    to_host.experts = adopt_experts(model_, layer, is_cold, host_, out.packs);
     if (!hot.empty()) {
       to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
     }
@@ -257,6 +256,7 @@ class Splitter {
     (facts.main_predicts ? out.main : out.host).layers[layer].predictor = to;
   }
 
+  const model::Model& model_;
   const Weights& weights_;
   const Placement& placement_;
   Device& main_;
@@ -301,7 +301,9 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
     if (w.router) {
       f.experts = true;
       f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
-      f.selection = Selection::all;
+      // Of the CPU's experts only the active neurons, where it can tell them.
+      const bool skips = f.cold && model.config().ffn.sparse() && w.some_ffn().down_t;
+      f.selection = skips ? Selection::gate : Selection::all;
       f.early_router = model.config().early_router;
       f.main_routes = main_can_route && (f.hot || !f.host_attends);
       if (f.hot && !main_can_route) {
@@ -334,7 +336,7 @@ SplitWeights split_weights(model::Model& model, const Placement& placement, Devi
   out.host.inv_freq = adopt(host, w.inv_freq);
   adopt_embedding(out.embedding_on_host ? host : main, w, out.embedding_on_host ? out.host : out.main);
   adopt_output(out.output_on_host ? host : main, w, out.output_on_host ? out.host : out.main);
-  Splitter splitter(w, placement, main, host, team);
+  Splitter splitter(model, placement, main, host, team);
   out.arena = HostArena(main, splitter.arena_bytes());
   for (size_t l = 0; l < w.layers.size(); ++l) {
     const bool host_attends = out.facts[l].host_attends;

@@ -32,19 +32,31 @@ void add_dense_ffn(LayerTraffic& t, NeuronBytes each, double n_main, double n_ho
   t.ffn += {n_main * (each.gate + each.up_down), n_host * (each.gate + each.up_down)};
 }
 
-// Expected bytes of a token's experts. hot_share: of those that it uses, on the main device.
-void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double hot_share) {
+// The share of a mixture's neurons of which more than the gate was read, on each side. 1: of all.
+SideBytes read_shares(const DensityStats& counted, size_t layer) {
+  if (layer >= counted.neurons.size()) return {1, 1};
+  const auto share = [](double active, double all) { return all > 0 ? active / all : 1.0; };
+  const double host = counted.active_on_host[layer], n_host = counted.neurons_on_host[layer];
+  return {share(counted.active[layer] - host, counted.neurons[layer] - n_host), share(host, n_host)};
+}
+
+// Expected bytes of a token's experts. hot_share: of those that it uses, on the main device; `read`: read_shares().
+void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double hot_share,
+                 SideBytes read) {
   t.selection += on(!facts.main_routes, static_cast<double>(l.router.w.bytes() + l.router.shared_gate.bytes()));
   const auto n = static_cast<double>(l.experts.size());
-  double bytes = 0;
-  for (const Expert& e : l.experts) bytes += static_cast<double>(e.bytes());
+  double bytes = 0, gates = 0;
+  for (const Expert& e : l.experts)
+    bytes += static_cast<double>(e.bytes()), gates += static_cast<double>(e.ffn.gate.bytes());
+  const double gate_share = gates / bytes;
+  const auto of = [&](double share) { return gate_share + (1 - gate_share) * share; };
   if (l.router.shared) {
     const auto shared = static_cast<double>(l.experts.back().bytes());
     bytes = (bytes - shared) / (n - 1) * static_cast<double>(l.router.routing.n_used) + shared;
   } else {
     bytes *= static_cast<double>(l.router.routing.n_used) / n;
   }
-  t.ffn += {hot_share * bytes, (1 - hot_share) * bytes};
+  t.ffn += {hot_share * bytes * of(read.main), (1 - hot_share) * bytes * of(read.host)};
 }
 
 void add_sparse_ffn(LayerTraffic& t, const LayerFacts& facts, NeuronBytes each, double n_main, double n_host,
@@ -60,18 +72,17 @@ void add_sparse_ffn(LayerTraffic& t, const LayerFacts& facts, NeuronBytes each, 
 
 }  // namespace
 
-double DensityStats::density(int64_t n_ff) const {
-  if (steps == 0 || active.empty()) return NAN;
-  double total = 0;
-  for (const double a : active) total += a;
-  return total / static_cast<double>(steps * n_ff) / static_cast<double>(active.size());
+double DensityStats::density() const {
+  const double all = std::accumulate(neurons.begin(), neurons.end(), 0.0);
+  return all == 0 ? NAN : std::accumulate(active.begin(), active.end(), 0.0) / all;
 }
 
 double DensityStats::host_share() const {
-  double total = 0, host = 0;
-  for (const auto* all : {&active, &experts}) total = std::accumulate(all->begin(), all->end(), total);
-  for (const auto* part : {&active_on_host, &active_linked, &experts_on_host}) {
-    host = std::accumulate(part->begin(), part->end(), host);
+  double total = std::accumulate(experts.begin(), experts.end(), 0.0);
+  double host = std::accumulate(experts_on_host.begin(), experts_on_host.end(), 0.0);
+  for (size_t l = 0; l < active.size(); ++l) {
+    if (l < experts.size() && experts[l] > 0) continue;  // the neurons are inside of them
+    total += active[l], host += active_on_host[l] + active_linked[l];
   }
   return total == 0 ? NAN : host / total;
 }
@@ -82,8 +93,9 @@ DensityStats DensityStats::since(const DensityStats& before) const {
   const auto subtract = [&](std::vector<double> DensityStats::*counts) {
     for (size_t l = 0; l < (d.*counts).size(); ++l) (d.*counts)[l] -= (before.*counts)[l];
   };
-  for (const auto counts : {&DensityStats::active, &DensityStats::active_on_host, &DensityStats::active_linked,
-                            &DensityStats::experts, &DensityStats::experts_on_host}) {
+  for (const auto counts :
+       {&DensityStats::active, &DensityStats::active_on_host, &DensityStats::active_linked, &DensityStats::experts,
+        &DensityStats::experts_on_host, &DensityStats::neurons, &DensityStats::neurons_on_host}) {
     subtract(counts);
   }
   return d;
@@ -116,7 +128,8 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
       const bool known = i < counted.experts.size() && counted.experts[i] > 0;
       add_experts(t, l, facts,
                   known ? 1 - counted.experts_on_host[i] / counted.experts[i]
-                        : static_cast<double>(args.rows[i].n_hot) / static_cast<double>(l.experts.size()));
+                        : static_cast<double>(args.rows[i].n_hot) / static_cast<double>(l.experts.size()),
+                  read_shares(counted, i));
       continue;
     }
     const auto n_ff = static_cast<double>(l.ffn.n()), n_main = static_cast<double>(args.rows[i].n_hot);

@@ -12,13 +12,16 @@ namespace hearth::engine {
 // Counted over single-token steps in a sparse mode.
 struct DensityStats {
   int64_t steps = 0;
-  std::vector<double> active;                            // per layer: neurons active, summed over steps
-  std::vector<double> active_on_host;                    // of those, computed by the CPU beside a main device
-  std::vector<double> active_linked;                     // computed by the main device, read from host memory
+  std::vector<double> active;          // per layer: neurons active, summed over steps
+  std::vector<double> active_on_host;  // of those, computed by the CPU beside a main device
+  std::vector<double> active_linked;   // computed by the main device, read from host memory
   // For divided mixtures: experts that were named in each layer, and those of them that the host has.
   std::vector<double> experts, experts_on_host;
-  double density(int64_t n_ff) const;                    // mean share of active neurons; NaN before the first step
-  double host_share() const;                             // share of the active neurons, or experts, that the host has; or NaN
+  // Neurons among which the active ones were counted: all of a dense layer; of a mixture those of the chosen experts
+  // that are computed where neurons are skipped, and, of them, the host's.
+  std::vector<double> neurons, neurons_on_host;
+  double density() const;     // mean share of active neurons; NaN before the first step
+  double host_share() const;  // share of the active neurons, or experts, that the host has; or NaN
   DensityStats since(const DensityStats& before) const;  // what was counted after `before`
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 // The tensors of one layer's experts under llama.cpp's names: stacked in three dimensions, with gate and up merged, or,
-// in files of 2023, one tensor an expert. Part of model.cpp.
+// in files of 2023, one tensor an expert; down projections also transposed, ffn_down_t_exps. Part of model.cpp.
 #include <string>
 #include <vector>
 
@@ -35,7 +35,11 @@ class ExpertBinder {
       if (gated) bind_bias(l, "ffn_gate_exps", e_.n_ff, [](Expert& e) { return &e.ffn.gate_bias; });
       bind_bias(l, "ffn_up_exps", e_.n_ff, [=](Expert& e) { return gated ? &e.ffn.up_bias : &e.ffn.gate_bias; });
     }
-    bind(l, "ffn_down", c_.n_embd, e_.n_ff, [](Expert& e) { return &e.ffn.down; });
+    if (b_.has(p_ + "ffn_down_t_exps.weight") || b_.has(p_ + "ffn_down_t.0.weight")) {
+      bind(l, "ffn_down_t", e_.n_ff, c_.n_embd, [](Expert& e) { return &e.ffn.down_t; });
+    } else {
+      bind(l, "ffn_down", c_.n_embd, e_.n_ff, [](Expert& e) { return &e.ffn.down; });
+    }
     bind_bias(l, "ffn_down_exps", c_.n_embd, [](Expert& e) { return &e.down_bias; });
     if (e_.n_ff_shared > 0) bind_shared(l);
   }
@@ -65,10 +69,14 @@ class ExpertBinder {
   void bind_shared(LayerWeights& l) {
     Expert& e = l.experts.emplace_back();
     set_activation(e.ffn);
-    e.ffn.gate = b_.matrix(p_ + (c_.ffn.gated ? "ffn_gate_shexp.weight" : "ffn_up_shexp.weight"), e_.n_ff_shared,
-                           c_.n_embd);
+    e.ffn.gate =
+        b_.matrix(p_ + (c_.ffn.gated ? "ffn_gate_shexp.weight" : "ffn_up_shexp.weight"), e_.n_ff_shared, c_.n_embd);
     if (c_.ffn.gated) e.ffn.up = b_.matrix(p_ + "ffn_up_shexp.weight", e_.n_ff_shared, c_.n_embd);
-    e.ffn.down = b_.matrix(p_ + "ffn_down_shexp.weight", c_.n_embd, e_.n_ff_shared);
+    if (b_.has(p_ + "ffn_down_t_shexp.weight")) {
+      e.ffn.down_t = b_.matrix(p_ + "ffn_down_t_shexp.weight", e_.n_ff_shared, c_.n_embd);
+    } else {
+      e.ffn.down = b_.matrix(p_ + "ffn_down_shexp.weight", c_.n_embd, e_.n_ff_shared);
+    }
   }
 
   template <typename F>
@@ -83,7 +91,8 @@ class ExpertBinder {
       const Matrix all = stacked(exps, rows, cols);
       return each(l, [&](Expert& e, int64_t i) { *member(e) = all.slice_rows(i * rows, rows); });
     }
-    each(l, [&](Expert& e, int64_t i) { *member(e) = b_.matrix(fmt::format("{}{}.{}.weight", p_, name, i), rows, cols); });
+    each(l,
+         [&](Expert& e, int64_t i) { *member(e) = b_.matrix(fmt::format("{}{}.{}.weight", p_, name, i), rows, cols); });
     refuse(fmt::format("{}.{}.weight", name, e_.routing.n_expert));
   }
   Matrix stacked(const std::string& name, int64_t rows, int64_t cols) {

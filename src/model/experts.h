@@ -13,9 +13,9 @@ namespace hearth::model {
 
 // The experts of a model; all layers that have some are alike.
 struct ExpertsDescription {
-  Routing routing;            // n_expert 0: the model is dense
-  int64_t n_ff = 0;           // neurons of an expert
-  int64_t n_ff_shared = 0;    // neurons of the shared expert; 0: there is none
+  Routing routing;             // n_expert 0: the model is dense
+  int64_t n_ff = 0;            // neurons of an expert
+  int64_t n_ff_shared = 0;     // neurons of the shared expert; 0: there is none
   int64_t n_dense_layers = 0;  // the first layers are dense
   explicit operator bool() const { return routing.n_expert > 0; }
   bool in_layer(int64_t layer) const { return routing.n_expert > 0 && layer >= n_dense_layers; }

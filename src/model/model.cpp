@@ -7,7 +7,6 @@
 #include <map>
 
 #include "core/error.h"
-#include "core/every_core.h"
 #include "model/architectures.h"
 #include "model/bind_experts.h"
 #include "model/bind_latent.h"
@@ -330,81 +329,6 @@ std::string Model::type_name() const {
   return traits(most->first).name;
 }
 
-std::optional<std::string> Model::why_not_by_neuron(int64_t layer) const {
-  const Matrix& down = weights_.layers[static_cast<size_t>(layer)].ffn.down;
-  if (!down || !is_quantized(down.type)) return std::nullopt;
-  if (!transpose_down_.wanted) {
-    return fmt::format(
-        "blk.{}.ffn_down is {} and stored untransposed; --transpose-down quantises it again when the model is loaded, "
-        "`hearth quantize` makes a file with ffn_down_t",
-        layer, traits(down.type).name);
-  }
-  const DType type = transposed_type(down, transpose_down_.type);
-  if (can_transpose(down, type)) return std::nullopt;
-  return fmt::format("blk.{}.ffn_down would be {}, whose blocks of {} do not divide transposed rows of {}", layer,
-                     traits(type).name, traits(type).block_size, down.rows);
-}
-
-std::optional<std::string> Model::why_not_by_neuron() const {
-  for (int64_t i = 0; i < std::ssize(weights_.layers); ++i) {
-    if (auto reason = why_not_by_neuron(i)) return reason;
-  }
-  return std::nullopt;
-}
-
-std::vector<TransposedDown> Model::quantized_downs() const {
-  std::vector<TransposedDown> all;
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    const Matrix& down = weights_.layers[i].ffn.down;
-    if (!down || !is_quantized(down.type)) continue;
-    all.push_back({static_cast<int64_t>(i), {transposed_type(down, transpose_down_.type), down.cols, down.rows}});
-  }
-  return all;
-}
-
-bool Model::map_transposed(const std::vector<TransposedDown>& wanted) {
-  auto found = TransposedFile::find(transposed_path(file_->path()), fingerprint(*file_), wanted);
-  if (!found) return false;
-  transposed_file_ = std::make_unique<TransposedFile>(std::move(*found));
-  for (const TransposedDown& t : transposed_file_->layers) {
-    FfnShard& f = weights_.layers[static_cast<size_t>(t.layer)].ffn;
-    f.down_t = t.matrix, f.down = {};
-  }
-  requantization_error_ = transposed_file_->error;
-  return true;
-}
-
-std::optional<std::string> Model::prepare_sparse() {
-  if (auto reason = why_not_by_neuron()) return reason;
-  const std::vector<TransposedDown> quantized = quantized_downs();
-  const bool caches = transpose_down_.cached && !quantized.empty() && !map_transposed(quantized);
-  // Layer by layer on every core: it is reading the file, for most of a large model's loading time otherwise.
-  std::vector<size_t> layers, storage;
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    const Matrix& down = weights_.layers[i].ffn.down;
-    if (!down) continue;
-    layers.push_back(i), storage.push_back(owned_matrices_.size());
-    owned_matrices_.emplace_back(transposed_bytes(down, transposed_type(down, transpose_down_.type)));
-  }
-  std::vector<RequantizationError> errors(layers.size());
-  on_every_core(layers.size(), [&](size_t k) {
-    FfnShard& f = weights_.layers[layers[k]].ffn;
-    const DType type = transposed_type(f.down, transpose_down_.type);
-    f.down_t = transpose(f.down, type, owned_matrices_[storage[k]], errors[k]);
-    f.down = {};
-    if (const auto* t = file_->find_tensor(fmt::format("blk.{}.ffn_down.weight", layers[k]))) file_->dont_need(*t);
-  });
-  for (const RequantizationError& e : errors) {
-    requantization_error_.squared_error += e.squared_error, requantization_error_.squared += e.squared;
-  }
-  if (!caches) return std::nullopt;
-  std::vector<TransposedDown> made;
-  for (const TransposedDown& t : quantized)
-    made.push_back({t.layer, weights_.layers[static_cast<size_t>(t.layer)].ffn.down_t});
-  write_transposed(transposed_path(file_->path()), fingerprint(*file_), made, requantization_error_);
-  return std::nullopt;
-}
-
 void Model::release_tensors(const std::string& prefix) const {
   for (const gguf::TensorInfo& t : file_->tensors()) {
     if (t.name.starts_with(prefix)) file_->dont_need(t);
@@ -415,24 +339,8 @@ void Model::release_file() const {
   release_tensors("");
 }
 
-bool Model::owns(const Matrix& matrix) const {
-  return std::any_of(owned_matrices_.begin(), owned_matrices_.end(),
-                     [&](const HostBuffer& b) { return b.data() == matrix.data; });
-}
-
 void Model::release_attention(int64_t layer) {
   release_tensors(fmt::format("blk.{}.attn_", layer));
-}
-
-void Model::release_ffn(int64_t layer) {
-  release_tensors(fmt::format("blk.{}.ffn_", layer));
-  FfnShard& f = weights_.layers[static_cast<size_t>(layer)].ffn;
-  const auto owned = std::find_if(owned_matrices_.begin(), owned_matrices_.end(),
-                                  [&](const HostBuffer& b) { return f.down_t && b.data() == f.down_t.data; });
-  if (owned == owned_matrices_.end()) return;
-  owned_matrices_.erase(owned);
-  f.down_t = {};
-  f.down = Binder(*this).matrix(fmt::format("blk.{}.ffn_down.weight", layer), config_.n_embd, config_.n_ff);
 }
 
 void Model::drop_predictors() {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -61,8 +62,8 @@ struct LayerWeights {
   FfnShard ffn;          // all n_ff neurons; empty where the layer has experts
   Vector ffn_down_bias;  // [n_embd]
   LayerPredictor predictor;
-  Router router;                // empty: the layer is dense
-  std::vector<Expert> experts;  // by id, the shared one last
+  Router router;                       // empty: the layer is dense
+  std::vector<Expert> experts;         // by id, the shared one last
   const void* expert_table = nullptr;  // ExpertFfn::adopt_experts()
   // The attention's matrices, of which the first to be read comes first.
   std::array<const Matrix*, 8> attention() const {
@@ -103,7 +104,8 @@ struct Weights {
       l.predictor.for_each(f);
       f(l.router.w), f(l.router.bias), f(l.router.correction), f(l.router.shared_gate);
       for (Expert& e : l.experts) {
-        f(e.ffn.gate), f(e.ffn.up), f(e.ffn.down), f(e.ffn.gate_bias), f(e.ffn.up_bias), f(e.down_bias);
+        f(e.ffn.gate), f(e.ffn.up), f(e.ffn.down), f(e.ffn.down_t), f(e.ffn.gate_bias), f(e.ffn.up_bias),
+            f(e.down_bias);
       }
     }
   }
@@ -148,13 +150,19 @@ class Model {
   // The most frequent type among the layers' matrices, by bytes: "f16", "q8_0".
   std::string type_name() const;
 
-  // Why prepare_sparse() cannot give a layer a transposed down projection; nothing where it can.
+  // Why prepare_sparse() cannot give a dense layer a transposed down projection; nothing where it can.
   std::optional<std::string> why_not_by_neuron(int64_t layer) const;
   std::optional<std::string> why_not_by_neuron() const;  // ... the first such layer
-  // Gives every layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A
+  // Gives every dense layer a transposed down projection, which the sparse kernels need: exact for f32, f16 and bf16. A
   // quantised standard `ffn_down` is quantised again, if LoadOptions::transpose_down asks for it; otherwise the reason
   // is returned and nothing changes. The transposed copy replaces the mapped original, whose pages are released.
+  // Experts, which may be larger than memory, get theirs where LoadOptions::transpose_down asks for it and their
+  // activation is of the ReLU family.
   std::optional<std::string> prepare_sparse();
+  // After it: why the experts have no transposed down projections; nothing where they have.
+  std::optional<std::string> why_experts_are_whole() const;
+  // The file's own down projection [n_embd][n] of an expert, which prepare_sparse() has replaced, or an empty one.
+  Matrix stored_down(size_t layer, size_t expert) const;
   // The error that it has made so far.
   const RequantizationError& requantization_error() const { return requantization_error_; }
 
@@ -172,16 +180,20 @@ class Model {
 
  private:
   void release_tensors(const std::string& prefix) const;
-  // Those of prepare_sparse() that are quantised: from the file, or into it.
-  std::vector<TransposedDown> quantized_downs() const;
-  bool map_transposed(const std::vector<TransposedDown>& wanted);
+  // Down projections that are transposed together, of a dense layer or of a mixture's experts (prepare_sparse.cpp).
+  struct Downs;
+  std::vector<Downs> standard_downs();
+  void replace(const Downs& made);
+  bool map_transposed(std::span<const Downs> downs);
+  void transpose_all(std::span<Downs> downs);
   friend class Binder;
   std::unique_ptr<gguf::File> file_;
   Config config_;
   Weights weights_;
   std::vector<std::vector<float>> owned_vectors_;  // vectors not stored as f32, and inv_freq
-  std::vector<HostBuffer> owned_matrices_;  // transposed down projections, and what latents are multiplied by
+  std::vector<HostBuffer> owned_matrices_;         // transposed down projections, and what latents are multiplied by
   TransposeDown transpose_down_;
+  std::vector<std::vector<Matrix>> stored_downs_;    // by layer: what prepare_sparse() has replaced, by expert
   std::unique_ptr<TransposedFile> transposed_file_;  // in use
   RequantizationError requantization_error_;
   std::vector<std::shared_ptr<const void>> predictor_owners_;

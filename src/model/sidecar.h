@@ -155,7 +155,9 @@ class Sidecar {
   std::vector<int64_t> n_ff;           // by layer; of a mixture, its experts, without the shared one
   std::vector<int64_t> n_expert_used;  // by layer, of those; 0: the layer is dense
   bool is_mixture(size_t layer) const { return n_expert_used[layer] > 0; }
-  bool has_mixtures() const { return std::ranges::any_of(n_expert_used, [](int64_t n) { return n > 0; }); }
+  bool has_mixtures() const {
+    return std::ranges::any_of(n_expert_used, [](int64_t n) { return n > 0; });
+  }
   Statistics statistics;
   std::optional<TunedThresholds> thresholds;
   // By layer: predictors to be written in place of those in `file`; empty = those are kept.

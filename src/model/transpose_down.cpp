@@ -65,17 +65,21 @@ size_t transposed_bytes(const Matrix& m, DType type) {
   return static_cast<size_t>(m.cols) * row_bytes(type, m.rows);
 }
 
-Matrix transpose(const Matrix& m, DType type, HostBuffer& storage, RequantizationError& error) {
-  HEARTH_CHECK(can_transpose(m, type) && storage.bytes() >= transposed_bytes(m, type));
+DType standard_type(const Matrix& down_t) {
+  return is_quantized(down_t.type) ? DType::f16 : down_t.type;
+}
+
+Matrix transpose(const Matrix& m, DType type, std::span<std::byte> memory, RequantizationError& error) {
+  HEARTH_CHECK(can_transpose(m, type) && memory.size() >= transposed_bytes(m, type));
   HEARTH_CHECK(is_quantized(m.type) || type == m.type, "{} does not become {}", traits(m.type).name, traits(type).name);
   if (is_quantized(m.type)) {
-    requantize(m, type, storage.as<std::byte>(), error);
+    requantize(m, type, memory.data(), error);
   } else if (m.type == DType::f32) {
-    transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, storage.as<uint32_t>());
+    transpose_tiled(static_cast<const uint32_t*>(m.data), m.rows, m.cols, reinterpret_cast<uint32_t*>(memory.data()));
   } else {
-    transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, storage.as<uint16_t>());
+    transpose_tiled(static_cast<const uint16_t*>(m.data), m.rows, m.cols, reinterpret_cast<uint16_t*>(memory.data()));
   }
-  return {type, m.cols, m.rows, storage.data()};
+  return {type, m.cols, m.rows, memory.data()};
 }
 
 }  // namespace hearth::model

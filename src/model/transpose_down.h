@@ -1,6 +1,7 @@
 #pragma once
 // Down projections as the sparse kernels read them: [n_ff][n_embd], a neuron's column as a row.
 #include <optional>
+#include <span>
 
 #include "core/buffer.h"
 #include "core/tensor.h"
@@ -19,8 +20,11 @@ DType transposed_type(const Matrix& m, std::optional<DType> wanted = {});
 bool can_transpose(const Matrix& m, DType type);
 // Bytes of the transposed matrix.
 size_t transposed_bytes(const Matrix& m, DType type);
-// Into `storage`, of transposed_bytes(). Exact for f32, f16 and bf16, whose type stays; weights of other types are
-// quantised again, to `type`, and what that changes is added to `error`. m must be one that can_transpose().
-Matrix transpose(const Matrix& m, DType type, HostBuffer& storage, RequantizationError& error);
+// Into `memory`, of transposed_bytes(). Exact for f32, f16 and bf16, whose type stays; weights of other types become
+// `type`, and what that changes is added to `error`. m must be one that can_transpose().
+Matrix transpose(const Matrix& m, DType type, std::span<std::byte> memory, RequantizationError& error);
+// The type in which a transposed projection is transposed back for a device without kernels for it: f16 where it is
+// quantised, as quantising it once more would lose more than that rounds.
+DType standard_type(const Matrix& down_t);
 
 }  // namespace hearth::model

@@ -12,8 +12,12 @@ constexpr const char* kArchitecture = "hearth-transposed";
 constexpr const char* kFingerprint = "hearth-transposed.model.fingerprint";
 constexpr const char *kSquaredError = "hearth-transposed.squared_error", *kSquared = "hearth-transposed.squared";
 
-std::string tensor_name(int64_t layer) {
-  return fmt::format("blk.{}.ffn_down_t.weight", layer);
+std::string tensor_name(const TransposedDown& down) {
+  return fmt::format("blk.{}.{}.weight", down.layer, down.name);
+}
+std::vector<int64_t> dimensions(const TransposedDown& down) {
+  const Matrix& m = down.matrix;
+  return down.n_expert > 0 ? std::vector{m.cols, m.rows / down.n_expert, down.n_expert} : std::vector{m.cols, m.rows};
 }
 
 double number(const gguf::File& file, const char* key) {
@@ -43,27 +47,26 @@ std::optional<TransposedFile> TransposedFile::find(const std::filesystem::path& 
   }
   if (file.require<std::string>(kFingerprint) != fingerprint) return std::nullopt;
   for (const TransposedDown& w : wanted) {
-    const gguf::TensorInfo* t = file.find_tensor(tensor_name(w.layer));
-    const Matrix& m = w.matrix;
-    if (t == nullptr || t->traits->type != m.type || t->ne != std::vector<int64_t>{m.cols, m.rows}) return std::nullopt;
-    found.layers.push_back({w.layer, {m.type, m.rows, m.cols, file.data(*t).data()}});
+    const gguf::TensorInfo* t = file.find_tensor(tensor_name(w));
+    if (t == nullptr || t->traits->type != w.matrix.type || t->ne != dimensions(w)) return std::nullopt;
+    found.downs.emplace_back(w).matrix.data = file.data(*t).data();
   }
   found.error = {number(file, kSquaredError), number(file, kSquared)};
   return found;
 }
 
 void write_transposed(const std::filesystem::path& path, const std::string& fingerprint,
-                      const std::vector<TransposedDown>& layers, const RequantizationError& error) {
+                      const std::vector<TransposedDown>& downs, const RequantizationError& error) {
   gguf::Writer out(path);
   out.set("general.architecture", std::string(kArchitecture));
   out.set(kFingerprint, fingerprint);
   out.set(kSquaredError, error.squared_error);
   out.set(kSquared, error.squared);
   std::vector<size_t> tensors;
-  for (const auto& [layer, m] : layers) tensors.push_back(out.add_tensor(tensor_name(layer), m.type, {m.cols, m.rows}));
+  for (const TransposedDown& d : downs) tensors.push_back(out.add_tensor(tensor_name(d), d.matrix.type, dimensions(d)));
   out.begin();
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const Matrix& m = layers[i].matrix;
+  for (size_t i = 0; i < downs.size(); ++i) {
+    const Matrix& m = downs[i].matrix;
     out.write(tensors[i], 0, {static_cast<const std::byte*>(m.data), m.bytes()});
   }
   out.finish();

@@ -222,7 +222,8 @@ std::vector<Scheduler::Pass> Scheduler::passes() const {
     const int64_t n = std::ssize(next_of(*r));
     if (n <= kFewTokens) {
       if (all.size() <= n_decoding || n_rows + n <= kFewTokens) add(r.get(), n);
-    } else if (pages.empty() || (options_.join_prompts && n_page_rows + n <= std::min(kPagePositions, engine_.n_batch()))) {
+    } else if (pages.empty() ||
+               (options_.join_prompts && n_page_rows + n <= std::min(kPagePositions, engine_.n_batch()))) {
       pages.push_back(r.get());
       n_page_rows += n;
     }
@@ -353,7 +354,7 @@ void Scheduler::publish() {
     totals_.tokens_per_second = static_cast<double>(window_tokens_) / passed;
     window_begin_ = now, window_tokens_ = 0;
     const engine::DensityStats& density = engine_.density();
-    totals_.density = density.density(engine_.config().n_ff);
+    totals_.density = density.density();
     totals_.hit_share = 1 - density.host_share();
     int64_t n_kv = 1;
     for (const auto& r : running_) n_kv = std::max(n_kv, r->sequence.n_past());

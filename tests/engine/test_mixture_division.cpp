@@ -31,6 +31,19 @@ class WithoutExperts final : public ForwardingDevice {
   ExpertFfn* expert_ffn() override { return nullptr; }
 };
 
+// A device whose kernels read down projections as files store them, as GPUs'.
+class TakesNoDownT final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  bool takes_down_t() const override { return false; }
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override {
+    for (const Expert& e : set.experts) EXPECT_FALSE(e.ffn.down_t);
+    ExpertSet dense = set;
+    dense.n_active = nullptr;
+    ForwardingDevice::ffn_experts(dense, choice, in, T, y);
+  }
+};
+
 struct Case {
   std::string name;
   std::optional<test::ZooModel> zoo;
@@ -50,6 +63,11 @@ std::vector<Case> cases() {
   // Windows of 8 but in the first layer, and a router that reads what is before attention.
   all.push_back(
       {"tiny_early_router", std::nullopt, {.arch = "smallthinker", .other = {{"attention.sliding_window", 8}}}});
+  // Neurons that are zero are skipped.
+  all.push_back({"tiny_transposed", std::nullopt, {.arch = "smallthinker", .transposed_down = true}});
+  all.push_back({"tiny_transposed_q8_0",
+                 std::nullopt,
+                 {.arch = "smallthinker", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .transposed_down = true}});
   for (const test::ZooModel& m : test::mixtures()) all.push_back({m.name, m});
   return all;
 }
@@ -86,7 +104,8 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     const Placement placement = test::placement_of(d, m);
     const auto stand_in = cpu::make_reference_device();
     WithoutExperts without(*stand_in);
-    Device& main = d.main_without_experts ? static_cast<Device&>(without) : *stand_in;
+    TakesNoDownT like_a_gpu(*stand_in);
+    Device& main = d.main_without_experts ? static_cast<Device&>(without) : like_a_gpu;
     const auto host = cpu::make_device(team);
     Engine two(m, main, options, {*host, placement, team});
     limits.expect_apart(test::run(two, script), expected, "divided");
@@ -101,6 +120,57 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
 
 INSTANTIATE_TEST_SUITE_P(Mixtures, DividedMixture, testing::ValuesIn(cases()),
                          [](const auto& p) { return p.param.name; });
+
+// Neurons that are zero are left out of experts whose down projections are transposed, in the file or at loading, and
+// only there; what is left out is counted, and shows in the bytes of a token.
+TEST(SparseMixture, LeavesOutWhatIsZero) {
+  const test::TempDir dir;
+  const auto standard = test::write_tiny_mixture(dir / "s.gguf", {.arch = "smallthinker", .n_ff_shared = 64});
+  const auto transposed =
+      test::write_tiny_mixture(dir / "t.gguf", {.arch = "smallthinker", .n_ff_shared = 64, .transposed_down = true});
+  const test::Script script{test::random_ids(model::Model::load(standard).config(), 30, 3), {18, 1, 3, 8}};
+  const EngineOptions options{.n_batch = 16};
+  test::ErrorLimits limits(standard, script, test::kCpuArithmetic, options);
+  limits.expect_not_vacuous();
+  ThreadTeam team(3);
+  const auto run = [&](model::Model& m, engine::Sparsity asked, engine::Sparsity expected, test::Logits& logits) {
+    const auto device = cpu::make_device(team);
+    EngineOptions o = options;
+    o.sparsity = asked;
+    Engine e(m, *device, o);
+    EXPECT_EQ(e.sparsity(), expected);
+    logits = test::run(e, script);
+    const double bytes = e.traffic(e.density(), 1).total().total(), most = e.traffic({}, 1).total().total();
+    if (expected == engine::Sparsity::off) {
+      EXPECT_TRUE(std::isnan(e.density().density()));
+      EXPECT_EQ(bytes, most);
+    } else {
+      EXPECT_GT(e.density().density(), 0.25);
+      EXPECT_LT(e.density().density(), 0.75);
+      double saved = 0;  // of a token's two experts and the shared one
+      for (const model::LayerWeights& l : m.weights().layers) {
+        const FfnShard& f = l.experts.front().ffn;
+        saved += static_cast<double>(f.up.bytes() + f.down_t.bytes()) / static_cast<double>(f.n()) * (2 * 32 + 64);
+      }
+      EXPECT_NEAR(most - bytes, saved * (1 - e.density().density()), 1e-6 * most);
+    }
+  };
+  using engine::Sparsity;
+  test::Logits dense, sparse, off;
+  auto as_stored = model::Model::load(standard), in_file = model::Model::load(transposed);
+  run(as_stored, Sparsity::auto_, Sparsity::off, dense);
+  run(in_file, Sparsity::auto_, Sparsity::exact, sparse);
+  run(in_file, Sparsity::off, Sparsity::off, off);
+  limits.expect_apart(sparse, dense, "sparse");
+  limits.expect_apart(off, dense, "transposed, every neuron");
+  auto at_loading = model::Model::load(standard, {.activation = {}, .transpose_down = {.wanted = true}});
+  test::Logits loaded;
+  run(at_loading, Sparsity::exact, Sparsity::exact, loaded);
+  EXPECT_EQ(loaded, sparse);
+  const auto device = cpu::make_device(team);
+  const std::string error = test::message_of([&] { Engine(as_stored, *device, {.sparsity = Sparsity::exact}); });
+  EXPECT_NE(error.find("--transpose-down"), std::string::npos) << error;
+}
 
 TEST(MixtureEngine, TellsWhatItCannotDoYet) {
   const test::TempDir dir;

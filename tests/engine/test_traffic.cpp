@@ -78,19 +78,21 @@ TEST_F(Traffic, OfTheNeuronsThatWereActive) {
 }
 
 TEST_F(Traffic, IsCountedSinceAMoment) {
-  const DensityStats before = {.steps = 1, .active = {5, 6}, .active_on_host = {1, 2}, .active_linked = {1, 0}};
-  const DensityStats after = {.steps = 4, .active = {11, 18}, .active_on_host = {3, 6}, .active_linked = {2, 2}};
+  const DensityStats before = {
+      .steps = 1, .active = {5, 6}, .active_on_host = {1, 2}, .active_linked = {1, 0}, .neurons = {10, 10}};
+  const DensityStats after = {
+      .steps = 4, .active = {11, 18}, .active_on_host = {3, 6}, .active_linked = {2, 2}, .neurons = {40, 40}};
   const DensityStats d = after.since(before);
   EXPECT_EQ(d.steps, 3);
   EXPECT_EQ(d.active, (std::vector<double>{6, 12}));
   EXPECT_EQ(d.active_on_host, (std::vector<double>{2, 4}));
   EXPECT_EQ(d.active_linked, (std::vector<double>{1, 2}));
-  EXPECT_DOUBLE_EQ(d.density(10), 18.0 / 3 / 20);
+  EXPECT_DOUBLE_EQ(d.density(), 18.0 / 3 / 20);
   EXPECT_DOUBLE_EQ(d.host_share(), 0.5);
   const DensityStats experts = {.experts = {16, 0}, .experts_on_host = {4, 0}};
   EXPECT_DOUBLE_EQ(experts.host_share(), 0.25);
   EXPECT_TRUE(std::isnan(experts.since(experts).host_share()));
-  EXPECT_TRUE(std::isnan(before.since(before).density(10)));
+  EXPECT_TRUE(std::isnan(before.since(before).density()));
 }
 
 TEST(Floor, IsTheLongerSideOfEachFfnAndTheSumOfTheRest) {

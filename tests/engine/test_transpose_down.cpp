@@ -35,7 +35,7 @@ TEST(TransposeDown, IsTheTypesOwnEncodingOfTheTransposedValues) {
     ASSERT_TRUE(model::can_transpose(m, type));
     HostBuffer storage(model::transposed_bytes(m, type));
     model::RequantizationError error;
-    const Matrix got = model::transpose(m, type, storage, error);
+    const Matrix got = model::transpose(m, type, {storage.data(), storage.bytes()}, error);
     ASSERT_EQ(got.rows, cols);
     ASSERT_EQ(got.cols, rows);
     ASSERT_EQ(got.type, type);

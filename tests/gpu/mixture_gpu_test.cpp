@@ -68,6 +68,9 @@ std::vector<Case> cases() {
       {"q8_0", {.arch = "qwen2moe", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .n_ff_shared = 32}},
       {"q4_0", {.type = DType::q4_0, .n_expert = 3, .n_used = 3}},
       {"q4_k", {.type = DType::q4_k, .n_embd = 256, .n_ff = 256, .n_expert = 3, .n_used = 3}},
+      // The GPU's experts are transposed back; the CPU's leave out what is zero.
+      {"transposed_f16",
+       {.arch = "smallthinker", .type = DType::f16, .n_expert = 4, .n_used = 4, .transposed_down = true}},
       {"latent", {.arch = "deepseek2", .n_ff_shared = 32, .n_dense_layers = 1, .n_q_latent = 48}},
       {"latent_f16", {.arch = "deepseek2", .type = DType::f16, .n_expert = 4, .n_used = 4, .joint_kv_b = true}},
   };

@@ -59,6 +59,63 @@ TEST_F(MixtureFiles, EveryFormHoldsTheSameExperts) {
   }
 }
 
+TEST_F(MixtureFiles, DownProjectionsMayBeTransposed) {
+  for (const Form form : {Form::stacked, Form::one_tensor_each}) {
+    test::TinyMixtureOptions o{.form = form, .arch = "smallthinker", .n_ff_shared = 64};
+    o.transposed_down = true;
+    const auto stored = model::Model::load(test::write_tiny_mixture(dir_ / "t.gguf", o));
+    EXPECT_FALSE(stored.why_experts_are_whole().has_value());
+    o.transposed_down = false;
+    const auto path = test::write_tiny_mixture(dir_ / "s.gguf", o);
+    auto whole = model::Model::load(path);
+    EXPECT_FALSE(whole.prepare_sparse().has_value());
+    EXPECT_NE(whole.why_experts_are_whole().value_or("").find("blk.0.ffn_down_exps is stored untransposed"),
+              std::string::npos);
+    auto made = model::Model::load(path, {.activation = {}, .transpose_down = {.wanted = true}});
+    EXPECT_FALSE(made.prepare_sparse().has_value());
+    EXPECT_FALSE(made.why_experts_are_whole().has_value());
+    EXPECT_EQ(made.weight_bytes(), whole.weight_bytes());
+    const auto as_stored = [&](size_t l, size_t e) { return whole.weights().layers[l].experts[e].ffn.down; };
+    for (size_t l = 0; l < 3; ++l) {
+      for (size_t e = 0; e < 7; ++e) {
+        const FfnShard& f = made.weights().layers[l].experts[e].ffn;
+        EXPECT_TRUE(!f.down && made.owns(f.down_t) && same(f.down_t, stored.weights().layers[l].experts[e].ffn.down_t));
+        EXPECT_TRUE(same(made.stored_down(l, e), as_stored(l, e)));
+        EXPECT_FALSE(whole.stored_down(l, e));
+      }
+    }
+    made.release_ffn(1);
+    EXPECT_TRUE(same(made.weights().layers[1].experts[6].ffn.down, as_stored(1, 6)));
+    EXPECT_FALSE(made.weights().layers[1].experts[6].ffn.down_t);
+    EXPECT_TRUE(made.weights().layers[2].experts[6].ffn.down_t);
+    // Not of experts that are never zero.
+    auto silu = model::Model::load(path, {.activation = "silu", .transpose_down = {.wanted = true}});
+    EXPECT_FALSE(silu.prepare_sparse().has_value());
+    EXPECT_TRUE(silu.weights().layers[0].experts[0].ffn.down);
+  }
+}
+
+// Quantised ones are kept beside the model.
+TEST_F(MixtureFiles, TransposedOnesAreKeptBesideTheModel) {
+  const auto path =
+      test::write_tiny_mixture(dir_ / "m.gguf", {.arch = "smallthinker", .type = DType::q8_0, .n_ff_shared = 64});
+  const auto prepared = [&] {
+    auto m = model::Model::load(path, {.activation = {}, .transpose_down = {.wanted = true, .cached = true}});
+    EXPECT_FALSE(m.prepare_sparse().has_value());
+    return m;
+  };
+  const auto made = prepared(), mapped = prepared();
+  EXPECT_TRUE(std::filesystem::exists(model::transposed_path(path)));
+  EXPECT_GT(mapped.requantization_error().relative(), 0);
+  EXPECT_EQ(mapped.requantization_error().relative(), made.requantization_error().relative());
+  for (size_t e = 0; e < 7; ++e) {
+    const Matrix &a = made.weights().layers[2].experts[e].ffn.down_t,
+                 &b = mapped.weights().layers[2].experts[e].ffn.down_t;
+    EXPECT_TRUE(made.owns(a) && !mapped.owns(b) && same(a, b)) << e;
+    EXPECT_TRUE(mapped.stored_down(2, e));
+  }
+}
+
 TEST_F(MixtureFiles, SharedExpertsAndDenseLayers) {
   const model::Model m = load({.arch = "qwen2moe", .n_ff_shared = 96, .n_dense_layers = 1});
   EXPECT_EQ(m.config().experts.n_ff_shared, 96);

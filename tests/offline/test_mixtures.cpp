@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -24,6 +25,7 @@ SynthOptions small_mixture(double skew) {
   SynthOptions o;
   o.shape = {"small", "qwen3moe", 2, 64, 32, 4, 2, 700, 64, 1e4f, 32, 16, 4};
   o.type = DType::f32, o.dense = true, o.activation = "silu", o.expert_skew = skew;
+  o.transposed_down = false;
   return o;
 }
 
@@ -98,6 +100,34 @@ TEST(SynthMixture, GptOssAndSmallThinker) {
     o.activation = "silu";
     EXPECT_THROW(check_synth_options(o), Error);
   }
+}
+
+// Of a smallthinker's chosen experts as many neurons are active as was asked for, in every layer; transposed down
+// projections hold the same numbers.
+TEST(SynthMixture, DensityInsideExperts) {
+  const test::TempDir dir;
+  ThreadTeam team(2);
+  SynthOptions o = small_mixture(0.5);
+  o.shape = {"small", "smallthinker", 4, 256, 128, 4, 2, 700, 256, 1e4f, 64, 16, 4};
+  o.dense = false, o.activation = "relu", o.density = 0.35, o.hot_share = 0.5, o.transposed_down = true;
+  check_synth_options(o);
+  write_synthetic(dir / "t.gguf", o, team);
+  o.transposed_down = false;
+  write_synthetic(dir / "s.gguf", o, team);
+  auto transposed = model::Model::load(dir / "t.gguf");
+  auto standard = model::Model::load(dir / "s.gguf", {.activation = {}, .transpose_down = {.wanted = true}});
+  ASSERT_FALSE(standard.prepare_sparse().has_value());
+  const Matrix &a = transposed.weights().layers[1].experts[3].ffn.down_t,
+               &b = standard.weights().layers[1].experts[3].ffn.down_t;
+  ASSERT_EQ(a.bytes(), b.bytes());
+  EXPECT_EQ(std::memcmp(a.data, b.data, a.bytes()), 0);
+
+  const auto device = cpu::make_device(team);
+  engine::Engine e(transposed, *device, {.n_ctx = 256});
+  engine::Sequence text = e.sequence();
+  for (const int32_t id : synthetic_text(700, 200, 64, 5)) e.eval_greedy(text, id);
+  const engine::DensityStats& d = e.density();
+  for (size_t l = 0; l < 4; ++l) EXPECT_NEAR(d.active[l] / d.neurons[l], 0.35, 0.06) << "layer " << l;
 }
 
 TEST(SynthMixture, SkewMakesSomeExpertsPopular) {
@@ -194,7 +224,7 @@ TEST(PlanMixture, SaysFromWhichHitRateOnExpertsPay) {
         least = std::min(least, pays.value_or(2));
       }
     }
-    const bool first_pays = least < 0.1, some_pay = least > 0.1 && least < 1;
+    const bool first_pays = least<0.1, some_pay = least> 0.1 && least < 1;
     EXPECT_TRUE(kernel_seconds > 0.1 ? least == 2 : kernel_seconds > 1e-5 ? some_pay : first_pays) << least;
   }
 }

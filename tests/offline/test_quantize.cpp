@@ -17,6 +17,7 @@
 #include "support/paths.h"
 #include "support/random.h"
 #include "support/tiny_gguf.h"
+#include "support/tiny_mixture.h"
 
 namespace hearth {
 namespace {
@@ -202,6 +203,39 @@ TEST_F(Quantize, DownLayouts) {
     EXPECT_EQ(run(s, options).down_transposed, c.transposed);
     EXPECT_EQ(has("blk.0.ffn_down_t.weight"), c.transposed);
     EXPECT_EQ(has("blk.0.ffn_down.weight"), !c.transposed);
+  }
+}
+
+// Experts' down projections, stacked or one tensor each, and a shared expert's: as those of dense layers, and back.
+TEST_F(Quantize, ExpertsAreTransposedToo) {
+  for (const auto form : {test::TinyMixtureOptions::Form::stacked, test::TinyMixtureOptions::Form::one_tensor_each}) {
+    test::TinyMixtureOptions tiny{.form = form, .arch = "smallthinker", .n_ff_shared = 64};
+    test::write_tiny_mixture(in_, tiny);
+    QuantizeOptions options;
+    options.type = DType::f32;
+    EXPECT_TRUE(run_file(options).down_transposed);
+    tiny.transposed_down = true;
+    const auto expected = model::Model::load(test::write_tiny_mixture(dir_ / "transposed.gguf", tiny));
+    const auto made = model::Model::load(out_);
+    for (size_t l = 0; l < 3; ++l) {
+      for (size_t e = 0; e < 7; ++e) {
+        const Matrix &a = made.weights().layers[l].experts[e].ffn.down_t,
+                     &b = expected.weights().layers[l].experts[e].ffn.down_t;
+        ASSERT_TRUE(a && b && a.rows == b.rows && a.cols == b.cols);
+        ASSERT_EQ(std::memcmp(a.data, b.data, a.bytes()), 0) << "layer " << l << ", expert " << e;
+      }
+    }
+    std::filesystem::rename(out_, in_);
+    options.down = DownLayout::standard;
+    EXPECT_FALSE(run_file(options).down_transposed);
+    EXPECT_TRUE(has(form == test::TinyMixtureOptions::Form::stacked ? "blk.1.ffn_down_exps.weight"
+                                                                    : "blk.1.ffn_down.3.weight"));
+    tiny.transposed_down = false;
+    const auto again = model::Model::load(out_);
+    const auto first = model::Model::load(test::write_tiny_mixture(dir_ / "standard.gguf", tiny));
+    const Matrix &a = again.weights().layers[2].experts[6].ffn.down, &b = first.weights().layers[2].experts[6].ffn.down;
+    ASSERT_TRUE(a && b);
+    EXPECT_EQ(std::memcmp(a.data, b.data, b.bytes()), 0);
   }
 }
 

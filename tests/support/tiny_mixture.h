@@ -29,7 +29,8 @@ struct TinyMixtureOptions {
   int64_t n_dense_layers = 0;  // with feed_forward_length 96
   // Of latent attention (deepseek2): heads of 24 elements, 8 of them rotated, with values of 16.
   int64_t n_latent = 32, n_q_latent = 0;
-  bool joint_kv_b = false;  // as in files before April 2025
+  bool joint_kv_b = false;       // as in files before April 2025
+  bool transposed_down = false;  // of experts: ffn_down_t_exps, ffn_down_t_shexp
   uint32_t seed = 1;
   std::set<std::string> without;         // keys (less the architecture) and tensors that are left out
   std::map<std::string, int64_t> other;  // keys (less the architecture) with other values, or more keys
@@ -156,11 +157,29 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
     } else {
       experts(p, "ffn_gate", o.n_ff, o.n_embd, gate), experts(p, "ffn_up", o.n_ff, o.n_embd, up);
     }
-    experts(p, "ffn_down", o.n_embd, o.n_ff, random(o.n_expert * o.n_embd, o.n_ff));
+    // The same numbers in either layout.
+    const auto down = [&](int64_t n, int64_t n_ff) {
+      std::vector<float> all = random(n * o.n_embd, n_ff);
+      std::vector<float> t(all.size());
+      for (int64_t i = 0; i < std::ssize(all); ++i) {
+        const int64_t e = i / (o.n_embd * n_ff), r = i / n_ff % o.n_embd, c = i % n_ff;
+        t[static_cast<size_t>((e * n_ff + c) * o.n_embd + r)] = all[static_cast<size_t>(i)];
+      }
+      return o.transposed_down ? t : all;
+    };
+    if (o.transposed_down) {
+      experts(p, "ffn_down_t", o.n_ff, o.n_embd, down(o.n_expert, o.n_ff));
+    } else {
+      experts(p, "ffn_down", o.n_embd, o.n_ff, down(o.n_expert, o.n_ff));
+    }
     if (o.n_ff_shared == 0) continue;
     matrix(p + "ffn_gate_shexp.weight", o.n_ff_shared, o.n_embd);
     matrix(p + "ffn_up_shexp.weight", o.n_ff_shared, o.n_embd);
-    matrix(p + "ffn_down_shexp.weight", o.n_embd, o.n_ff_shared);
+    if (o.transposed_down) {
+      add(p + "ffn_down_t_shexp.weight", o.type, {o.n_embd, o.n_ff_shared}, down(1, o.n_ff_shared));
+    } else {
+      add(p + "ffn_down_shexp.weight", o.type, {o.n_ff_shared, o.n_embd}, down(1, o.n_ff_shared));
+    }
     if (latent) continue;
     add(p + "ffn_gate_inp_shexp.weight", DType::f32, {o.n_embd}, random(1, o.n_embd));
   }

@@ -70,6 +70,14 @@ TEST(StartLines, AMixtureWithoutAProfile) {
   EXPECT_EQ(joined(f), "");
 }
 
+TEST(StartLines, AMixtureWhoseExpertsAreSparse) {
+  StartFacts f = dense();
+  f.mixture = f.sparse_family = f.profiled = true, f.by_neuron = f.wide = false, f.weight_bytes = 18 * kGiB;
+  EXPECT_EQ(joined(f), "--transpose-down computes only the neurons that fire\n");
+  f.by_neuron = true;
+  EXPECT_EQ(joined(f), "");
+}
+
 TEST(StartLines, AllOnTheGpu) {
   StartFacts f = dense();
   f.place = StartFacts::Place::gpu, f.wide = false, f.tokens_per_second = 463, f.measured = true;
