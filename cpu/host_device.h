@@ -16,6 +16,7 @@
 #include "core/hand_off.h"
 #include "core/latent_attention.h"
 #include "core/mailbox.h"
+#include "core/panels.h"
 #include "core/sparse_ffn.h"
 
 namespace hearth::cpu {
@@ -148,9 +149,23 @@ class HostDevice : public Device,
   bool can_link(const FfnShard&) const override { return true; }
   size_t link_bytes(const FfnShard&) const override { return 0; }
   FfnShard link(const FfnShard& host, std::byte* /*memory*/) override { return host; }
-  void open_staging(int, size_t) override {}
+  void open_staging(int n_slots, size_t) override { staged_.resize(static_cast<size_t>(n_slots)); }
   size_t staged_bytes(const FfnShard&) const override { return 0; }
   FfnShard stage(int, const FfnShard& host) override { return host; }
+  size_t staged_bytes(const ExpertSet&, std::span<const int32_t>) const override { return 0; }
+  // Panels are another device's.
+  ExpertSet stage(int slot, const ExpertSet& host, std::span<const int32_t> ids) override {
+    StagedExperts& s = staged_[static_cast<size_t>(slot)];
+    s.experts.assign(host.experts.size(), {});
+    s.unpacked.clear();
+    for (const int32_t id : ids) {
+      Expert& e = s.experts[static_cast<size_t>(id)] = host.experts[static_cast<size_t>(id)];
+      for (Matrix* m : {&e.ffn.gate, &e.ffn.up, &e.ffn.down}) {
+        if (m->layout == Layout::panels) *m = unpack_panels(*m, s.unpacked.emplace_back(m->bytes()).data());
+      }
+    }
+    return {s.experts, host.shared};
+  }
   void acquire(int) override {}
   void release(int) override {}
 
@@ -237,8 +252,14 @@ class HostDevice : public Device,
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }
 
+  struct StagedExperts {
+    std::vector<Expert> experts;  // by id
+    std::vector<HostBuffer> unpacked;
+  };
+
   std::unordered_map<void*, HostBuffer> buffers_;
-  std::array<size_t, 6> used_{};  // bytes, by Purpose
+  std::vector<StagedExperts> staged_;  // by slot
+  std::array<size_t, 6> used_{};       // bytes, by Purpose
 };
 
 }  // namespace hearth::cpu

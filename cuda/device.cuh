@@ -79,6 +79,12 @@ class CudaDevice final : public Device,
   void open_staging(int n_slots, size_t bytes) override;
   size_t staged_bytes(const FfnShard& host) const override { return Staging::bytes(host); }
   FfnShard stage(int slot, const FfnShard& host) override { return staging_slots_->stage(slot, host); }
+  size_t staged_bytes(const ExpertSet& host, std::span<const int32_t> ids) const override {
+    return Staging::bytes(host, ids);
+  }
+  ExpertSet stage(int slot, const ExpertSet& host, std::span<const int32_t> ids) override {
+    return staging_slots_->stage(slot, host, ids);
+  }
   void acquire(int slot) override { staging_slots_->acquire(slot); }
   void release(int slot) override { staging_slots_->release(slot); }
 

@@ -9,13 +9,6 @@
 namespace hearth::cuda {
 namespace {
 
-bool same_shape(const FfnShard& a, const FfnShard& b) {
-  const auto same = [](const Matrix& m, const Matrix& n) {
-    return m.type == n.type && m.rows == n.rows && m.cols == n.cols;
-  };
-  return same(a.gate, b.gate) && same(a.up, b.up) && same(a.down, b.down);
-}
-
 // Any expert of [first, first + count) that is here, or null.
 const Expert* some_of(std::span<const Expert> experts, size_t first, size_t count) {
   const auto part = experts.subspan(first, count);
@@ -50,9 +43,7 @@ const void* CudaDevice::adopt_experts(const ExpertSet& set) {
     const Expert& e = set.experts[id];
     if (!e) continue;
     check(e, id < routed ? *some : e);
-    const auto bytes = [](const Matrix& m) { return static_cast<const std::byte*>(m.data); };
-    table[id] = {bytes(e.ffn.gate),    bytes(e.ffn.up),    bytes(e.ffn.down),
-                 e.ffn.gate_bias.data, e.ffn.up_bias.data, e.down_bias.data};
+    table[id] = entry_of(e);
   }
   void* const data = weights_->allocate(n * sizeof(ExpertEntry));
   upload(data, table.data(), n * sizeof(ExpertEntry));

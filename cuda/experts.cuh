@@ -11,6 +11,11 @@ struct ExpertEntry {
   const float *gate_bias, *up_bias, *down_bias;
 };
 static_assert(sizeof(ExpertEntry) <= kExpertTableBytes);
+inline ExpertEntry entry_of(const Expert& e) {  // in this GPU's memory
+  const auto bytes = [](const Matrix& m) { return static_cast<const std::byte*>(m.data); };
+  return {bytes(e.ffn.gate),    bytes(e.ffn.up),    bytes(e.ffn.down),
+          e.ffn.gate_bias.data, e.ffn.up_bias.data, e.down_bias.data};
+}
 
 // A run of slots of each token's choice, whose experts have one shape: their types and sizes. Experts' ids ascend, so
 // that the shared expert, which may have a shape of its own, has every token's last slot.

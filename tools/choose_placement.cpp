@@ -246,9 +246,9 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
     run.placement = std::move(plan.placement);
   }
   set_product_rate(r.machine, gpu, model, r.request);
-  const Matrix& gate = model.weights().layers.back().some_ffn().gate;
-  run.stream_tokens =
-      r.request.cost.stream_tokens(static_cast<double>(gate.row_size()) / static_cast<double>(gate.cols));
+  const offline::ModelShape shape = offline::shape_of(model, r.request.reserve.matrix_bytes);
+  const offline::Frequencies frequencies = offline::frequencies_of(shape, sidecar, r.thresholds);
+  run.stream_tokens = offline::Streaming(shape, frequencies, run.placement, r.request.cost).tokens();
   if (gpu && run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
     fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",
          human_bytes(run.placement.planned_bytes()), gpu->name, human_bytes(gpu->free_bytes));

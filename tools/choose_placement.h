@@ -46,7 +46,7 @@ void set_product_rate(const MachineOptions& machine, const std::optional<cuda::G
 struct PlannedRun {
   engine::Placement placement;
   std::optional<double> tokens_per_second;  // expected; unknown for a plan from a file
-  int64_t stream_tokens = 0;                // batches of at least this many stream the CPU's neurons to the GPU
+  int64_t stream_tokens = 0;  // batches of at least this many stream what the CPU has to the GPU; 0: none do
 };
 
 struct RunRequest {

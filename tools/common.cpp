@@ -407,7 +407,18 @@ void Session::make_engine(const ModelOptions& options) {
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch, e.n_sequences = planned_->placement.n_sequences;
   e.stream_tokens = options.stream_tokens.value_or(planned_->stream_tokens);
-  log::debug("batches of {} tokens or more stream the CPU's weights to the GPU", e.stream_tokens);
+  const bool maps_experts = model_->config().experts && !e.copy_weights;
+  if (maps_experts && options.stream_tokens.value_or(0) > 0) {
+    fail(
+        "--stream-tokens {} needs a copy of the CPU's experts, and they are read where the file is mapped; use "
+        "--no-mmap, or leave --stream-tokens out",
+        *options.stream_tokens);
+  }
+  if (maps_experts) {
+    log::debug("experts are read where the file is mapped: the CPU computes its share of every batch");
+  } else {
+    log::debug("batches of {} tokens or more stream the CPU's weights to the GPU", e.stream_tokens);
+  }
   Device& host = profiled(*host_device_, host_profiler_);
   engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});
   text_ = engine_->sequence();

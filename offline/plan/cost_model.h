@@ -81,6 +81,9 @@ struct CostModel {
   double asking_seconds = 4e-6;    // the part of it that the GPU spends by itself: to post, and to wait for words
   double token_seconds = 30e-6;    // launching the graph, sampling
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
+  double fetch_seconds =
+      60e-6;  // of a layer whose experts are streamed: the host waits for the choice, the GPU for the
+              // first of them
 
   // Neurons that a predictor names, for each that is active, where that was not measured (LayerShape).
   double predicted_per_active = 1.4;
@@ -146,7 +149,7 @@ uint64_t typical_scratch_bytes(const Limits& limits);
 struct GpuReserve {
   uint64_t context_bytes = uint64_t{300} << 20;  // CUDA context, kernels' code, cuBLAS (264 MiB on an H200)
   uint64_t margin_bytes = uint64_t{64} << 20;    // left free on purpose
-  // Through which a prompt's cold weights are streamed.
+  // Through which a prompt's cold weights are streamed; a plan takes more where two experts need it.
   uint64_t staging_bytes = engine::ColdStream::kSlots * engine::ColdStream::kSlotBytes;
   uint64_t alignment = 256;  // of every tensor
   // Bytes that Device::reserve() takes, and a row of n 8-bit activations: asked of the GPU's backend, where there

@@ -168,15 +168,16 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
   if (has_experts(planner) && !planner.frequencies().known) {
     out += "no profile: which experts are chosen often is not known; `hearth profile -f TEXT` counts them\n";
   }
-  if (planner.stream_tokens() == 0) return out;  // experts do not visit the GPU
-  const double streamed = static_cast<double>(plan.host_bytes) / planner.request().cost.pcie_bandwidth;
-  if (plan.placement.uses_gpu()) {
-    out += fmt::format(
-        "prompts: batches of {} tokens or more stream what is on the host, which takes {:.0f} ms each (up to {} "
-        "tokens); the CPU computes its share of smaller ones\n",
-        planner.stream_tokens(), 1e3 * streamed, plan.placement.n_batch);
-  }
-  return out;
+  const Streaming streaming = planner.streaming(plan.placement);
+  if (!plan.placement.uses_gpu() || streaming.tokens() == 0) return out;
+  const double seconds = streaming.bytes(plan.placement.n_batch) / planner.request().cost.pcie_bandwidth;
+  return out +
+         fmt::format(
+             "prompts: batches of {} tokens or more stream {}, which takes {:.0f} ms each (up to {} tokens); the CPU "
+             "computes its share of smaller ones\n",
+             streaming.tokens(),
+             has_experts(planner) ? "those experts of the host that they choose" : "what is on the host", 1e3 * seconds,
+             plan.placement.n_batch);
 }
 
 json traffic_json(const Traffic& t) {
@@ -259,7 +260,7 @@ json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {
             {"pcie_bandwidth", c.pcie_bandwidth},
             {"link_share", plan.link_share},
             {"cpu_flops", c.cpu_flops},
-            {"stream_tokens", planner.stream_tokens()},
+            {"stream_tokens", planner.streaming(plan.placement).tokens()},
             {"tokens_per_second", plan.tokens_per_second()},
             {"seconds_per_token", plan.seconds},
             {"seconds_per_token_bound", plan.bound},

@@ -107,11 +107,23 @@ uint64_t Planner::kv_layer_bytes() const {
          engine::KvCache::layer_page_bytes(shape_.config);
 }
 
+// In a slot: as the CPU has it, as kernels read it where that is otherwise, and a table.
+uint64_t Planner::largest_staged_expert() const {
+  uint64_t most = 0;
+  for (const LayerShape& s : shape_.layers) {
+    if (!s.gpu_experts) continue;
+    const uint64_t table = static_cast<uint64_t>(s.n_ff) * kExpertTableBytes;
+    most = std::max(
+        most, s.up_down_bytes + (shape_.quantized ? s.neuron_on_gpu() : 0) + table + 8 * request_.reserve.alignment);
+  }
+  return most;
+}
+
 GpuBytes Planner::fixed_bytes() const {
   GpuBytes b;
   b.context = request_.reserve.context_bytes;
   b.margin = request_.reserve.margin_bytes;
-  b.staging = request_.reserve.staging_bytes;
+  b.staging = std::max(request_.reserve.staging_bytes, engine::ColdStream::kSlots * largest_staged_expert());
   const auto shape =
       engine::ActivationShape::of(request_.n_ctx, request_.n_sequences, request_.n_batch, shape_.quantized);
   b.activations = engine::Activations::bytes(shape_.config, shape, request_.reserve.q8_bytes);
@@ -244,7 +256,7 @@ LayerReport Planner::report_layer(size_t l, const Picked& picked) const {
 void Planner::account(const Picked& picked, Plan& plan) const {
   GpuBytes& g = plan.gpu;
   if (picked.gpu) g = fixed_;
-  plan.host_bytes = shape_.weight_bytes() + request_.reserve.staging_bytes;
+  plan.host_bytes = shape_.weight_bytes() + fixed_.staging;
   // `file`: what then is not needed on the host.
   const auto on_gpu = [&](uint64_t& item, uint64_t bytes, uint64_t file) {
     item += bytes;

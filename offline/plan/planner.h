@@ -13,6 +13,7 @@
 #include "offline/plan/frequencies.h"
 #include "offline/plan/layer_choices.h"
 #include "offline/plan/shape.h"
+#include "offline/plan/streaming.h"
 
 namespace hearth::offline {
 
@@ -85,12 +86,9 @@ class Planner {
   // than with none. nullopt: it never is.
   std::optional<double> break_even(size_t layer, const LayerChoice& choice) const;
 
-  // Batches of at least this many tokens stream the CPU's neurons (CostModel::stream_tokens).
-  int64_t stream_tokens() const {
-    const auto dense = std::ranges::find_if(shape_.layers, [](const LayerShape& s) { return !s.experts; });
-    if (dense == shape_.layers.end()) return 0;  // experts do not visit the GPU
-    const LayerShape& l = *dense;
-    return request_.cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape_.config.n_embd));
+  // What prompts do of a model that is placed like this.
+  Streaming streaming(const engine::Placement& placement) const {
+    return {shape_, frequencies_, placement, request_.cost};
   }
 
   const ModelShape& shape() const { return shape_; }
@@ -108,6 +106,7 @@ class Planner {
   void check_buckets() const;
   bool sparse_family() const { return shape_.sparse_family || request_.thresholds; }
   uint64_t kv_layer_bytes() const;  // of a layer's KV cache, as the engine allocates it
+  uint64_t largest_staged_expert() const;
   GpuBytes fixed_bytes() const;
   void build_classes();
   Picked pick_cpu_only() const;

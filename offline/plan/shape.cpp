@@ -40,7 +40,8 @@ void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_
   const model::LayerWeights& w = model.weights().layers[layer];
   l.experts = true, l.shared_expert = w.router.shared;
   l.n_ff = std::ssize(w.experts), l.n_used = static_cast<double>(w.router.n_named());
-  l.gpu_experts = std::ranges::all_of(w.experts, &hearth::gpu_computes);
+  l.gpu_experts = hearth::gpu_computes(ExpertSet(w.experts, w.router.shared));
+  l.can_stream = l.gpu_experts && w.some_ffn().down;
   l.small_bytes += bytes_of(w.router.bias) + bytes_of(w.router.correction) + w.experts.size() * kExpertTableBytes;
   BothBytes largest{on_gpu};
   for (size_t id = 0; id < w.experts.size(); ++id) {
@@ -54,6 +55,9 @@ void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_
     }
     for (const Vector* v : {&e.ffn.gate_bias, &e.ffn.up_bias, &e.down_bias}) b.add(*v);
     l.expert_bytes += b.file;
+    uint64_t weights = 0;
+    for (const Matrix* m : {&e.ffn.gate, &e.ffn.up, &e.ffn.down}) weights += static_cast<uint64_t>(m->rows * m->cols);
+    l.expert_weights = std::max(l.expert_weights, weights);
     largest.file = std::max(largest.file, b.file), largest.gpu = std::max(largest.gpu, b.gpu);
   }
   l.up_down_bytes = largest.file, l.gpu_neuron_bytes = largest.other();

@@ -21,10 +21,12 @@ inline uint64_t bytes_in_file(const Matrix& m) {
 struct LayerShape {
   int64_t n_ff = 0;
   bool experts = false;
-  bool shared_expert = false;  // the last expert is used by every token
-  double n_used = 0;           // experts that a token uses, the shared one among them
-  uint64_t expert_bytes = 0;   // of all experts
-  bool gpu_experts = false;    // GPUs have kernels for experts of this shape
+  bool shared_expert = false;              // the last expert is used by every token
+  double n_used = 0;                       // experts that a token uses, the shared one among them
+  uint64_t expert_bytes = 0;               // of all experts
+  uint64_t expert_weights = 0;             // of the largest one, their number
+  bool gpu_experts = false;                // GPUs have kernels for experts of this shape
+  bool can_stream = false;                 // they can visit a GPU: their down projections are not transposed
   uint64_t attention_bytes = 0;            // wq, wk, wv, wo
   uint64_t kv_token_bytes = 0;             // keys and values of one position
   uint64_t small_bytes = 0;                // norms and biases, other than the neurons'

@@ -53,6 +53,19 @@ bool gpu_computes(const Expert& e) {
   return (!e.ffn.up || e.ffn.up.type == e.ffn.gate.type) && e.ffn.n() % 32 == 0 && e.ffn.gate.cols % 8 == 0;
 }
 
+bool same_shape(const FfnShard& a, const FfnShard& b) {
+  const auto same = [](const Matrix& m, const Matrix& n) {
+    return m.type == n.type && m.rows == n.rows && m.cols == n.cols;
+  };
+  return same(a.gate, b.gate) && same(a.up, b.up) && same(a.down, b.down) && same(a.down_t, b.down_t);
+}
+
+bool gpu_computes(const ExpertSet& set) {
+  const auto routed = set.experts.first(set.experts.size() - (set.shared ? 1 : 0));
+  return std::ranges::all_of(set.experts, [](const Expert& e) { return static_cast<bool>(e) && gpu_computes(e); }) &&
+         std::ranges::all_of(routed, [&](const Expert& e) { return same_shape(e.ffn, routed[0].ffn); });
+}
+
 void choose_experts(const Routing& r, const float* logits, Vector correction, int32_t* ids, float* weights) {
   HEARTH_CHECK(r.n_used >= 1 && r.n_used <= r.n_expert && r.n_expert <= kMostExperts, "{} experts of {}", r.n_used,
                r.n_expert);

@@ -79,6 +79,11 @@ struct ExpertSet {
   ExpertSet(const std::vector<Expert>& all) : ExpertSet(std::span(all)) {}
 };
 
+bool same_shape(const FfnShard& a, const FfnShard& b);  // the types and sizes of both shards' matrices
+// Whether GPUs have kernels for a layer's experts: for each, and all but the shared one have one shape. Without down they
+// must be given one first (ExpertFfn::takes_down_t()).
+bool gpu_computes(const ExpertSet& set);
+
 // Devices that compute mixtures. Up to kFewTokens tokens, a token's results have the same bits whatever the others are,
 // and rows of an expert that several tokens chose are read from memory once.
 class ExpertFfn {

@@ -113,6 +113,12 @@ class ForwardingDevice : public Device,
   void open_staging(int n_slots, size_t bytes) override { inner_.cold_rows()->open_staging(n_slots, bytes); }
   size_t staged_bytes(const FfnShard& host) const override { return inner_.cold_rows()->staged_bytes(host); }
   FfnShard stage(int slot, const FfnShard& host) override { return inner_.cold_rows()->stage(slot, host); }
+  size_t staged_bytes(const ExpertSet& host, std::span<const int32_t> ids) const override {
+    return inner_.cold_rows()->staged_bytes(host, ids);
+  }
+  ExpertSet stage(int slot, const ExpertSet& host, std::span<const int32_t> ids) override {
+    return inner_.cold_rows()->stage(slot, host, ids);
+  }
   void acquire(int slot) override { inner_.cold_rows()->acquire(slot); }
   void release(int slot) override { inner_.cold_rows()->release(slot); }
 

@@ -1,11 +1,14 @@
 #pragma once
-// Prompts of a divided model: the CPU's neurons visit the main device in pieces, over the host link, while the piece
-// before multiplies. For many tokens that beats the CPU, whose arithmetic is the limit then.
+// Prompts of a divided model: the CPU's neurons, or those of its experts that were chosen, visit the main device in
+// pieces, over the host link, while the piece before multiplies. For many tokens that beats the CPU, whose arithmetic is
+// the limit then.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/cold_rows.h"
 #include "core/device.h"
+#include "engine/schedule.h"
 #include "model/model.h"
 
 namespace hearth::engine {
@@ -15,22 +18,39 @@ FfnShard slice_neurons(const FfnShard& shard, int64_t first, int64_t count);
 
 class ColdStream {
  public:
-  // `host`: the CPU's weights, whose memory must be page-locked for `main`. Takes kSlots slots of kSlotBytes from it, or
-  // of one neuron where that is more; nothing when no layer has neurons on the CPU.
-  ColdStream(Device& main, const model::Weights& host);
+  // `host`: the CPU's weights. What is streamable must be page-locked for `main`. Takes kSlots slots of kSlotBytes from
+  // it, or of one neuron or expert where that is more; nothing when no layer has something to stream.
+  ColdStream(Device& main, const model::Weights& host, std::span<const LayerFacts> facts);
 
   // y += bias + FFN(in) over the layer's neurons of the CPU, which are some, with down_t.
   void ffn(int64_t layer, const Input& in, int64_t T, Vector bias, float* y);
+
+  // Waits for the choice of T tokens, and begins to copy the chosen ones of the CPU's experts: ascending, as many at a
+  // time as fit a slot. Operations that come before ffn_experts() run beside the first copies.
+  void fetch(int64_t layer, const ExpertChoice& choice, int64_t T);
+  // y += the weighted sum of the experts that were fetched, which may be none.
+  void ffn_experts(const ExpertChoice& choice, const Input& in, int64_t T, float* y);
 
   static constexpr int kSlots = 2;
   static constexpr size_t kSlotBytes = size_t{32} << 20;
 
  private:
+  size_t neuron_bytes(size_t layer);
+  size_t expert_bytes(size_t layer) const;
+  ExpertSet experts(size_t layer) const;
+  void stage_next_experts();
+
   Device& main_;
   ColdRows& slots_;  // main_'s
   const model::Weights& host_;
   std::vector<int64_t> neurons_;  // of each layer that fit a slot; 0 = the layer has none to stream
-  int slot_ = 0;
+  size_t slot_bytes_ = 0;
+  int slot_ = 0;  // the next to be computed with
+
+  // Between fetch() and ffn_experts().
+  size_t layer_ = 0;
+  std::vector<std::vector<int32_t>> pieces_;  // ids
+  std::vector<ExpertSet> staged_;             // of the first pieces
 };
 
 }  // namespace hearth::engine

@@ -194,6 +194,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   std::vector<LayerFacts> facts = split_->facts;
   for (LayerFacts& f : facts) {
     f.hinted = f.hinted && options_.look_ahead;
+    if (f.experts) f.streamable = f.streamable && options_.copy_weights;
     if (sparsity_ == Sparsity::off) f.selection = Selection::all, f.hinted = f.linked = f.all_linked = false;
   }
   schedule_ = Schedule(facts);
@@ -204,7 +205,10 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   if (hand_offs == nullptr) fail("{} cannot hand work to the CPU in the middle of a pass", device_.name());
   mailbox_ = hand_offs->open_mailbox(n_batch * (c.n_embd + 2 * c.experts.n_named()), c.n_ff);
   mailbox_->set_patience(options_.patience);
-  if (options_.stream_tokens > 0) stream_ = std::make_unique<ColdStream>(device_, split_->host);
+  if (options_.stream_tokens == 0) return;
+  const bool experts = std::ranges::any_of(facts, [](const LayerFacts& f) { return f.experts && f.streamable; });
+  if (experts) page_lock_.emplace(*device_.cold_rows(), copied_weights_.as<void>(), copied_weights_.bytes());
+  stream_ = std::make_unique<ColdStream>(device_, split_->host, schedule_.facts());
 }
 
 Engine::~Engine() {
@@ -358,7 +362,7 @@ void Engine::eval(const Batch& batch) {
   if (T > kFewTokens) return;
   if (!head_on_host()) results_.count = T;
   if (sparsity_ != Sparsity::off && skips_neurons(kind)) count_active(T);
-  if (config().experts && host_side_ != nullptr) count_experts(T);
+  if (config().experts && host_side_ != nullptr && kind != BatchKind::streamed) count_experts(T);
 }
 
 void Engine::count_experts(int64_t T) {

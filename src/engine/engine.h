@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cold_rows.h"
 #include "core/device.h"
 #include "core/thread_team.h"
 #include "engine/activations.h"
@@ -35,7 +36,8 @@ struct EngineOptions {
   float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
-                               // the main device, streaming their rows to it; 0 = none do
+                               // the main device, streaming their rows to it; 0 = none do. Experts are streamed where
+                               // copy_weights has them copied: where a file is mapped they may be on disk
   bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
   bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/adopt_weights.h)
   bool use_graph = true;       // record a step of few tokens once and replay it, where the device can
@@ -128,6 +130,7 @@ class Engine {
   Sparsity sparsity_ = Sparsity::off;
   int64_t n_ctx_ = 0;
   DeviceBuffer copied_weights_;        // with EngineOptions::copy_weights
+  std::optional<PageLock> page_lock_;  // of copied_weights_, where experts are streamed
   model::Weights weights_;             // the main device's
   std::optional<SplitWeights> split_;  // set when the model is divided
   std::vector<MainRows> rows_;

@@ -56,7 +56,11 @@ class MainSide::Layer {
     hand_offs().hint(predictor.weights, f_.predictor_input(predictor, l_, x_),
                      {s_.mailbox_, next.n_hot, next.linked.n()});
   }
+  void operator()(const Fetch&) { s_.stream_->fetch(l_, s_.c_.act.choice(l_, f_.T()), f_.T()); }
   void operator()(const Stream& step) {
+    if (f_.layer(l_).router) {
+      return s_.stream_->ffn_experts(s_.c_.act.choice(l_, f_.T()), f_.ffn_input(l_, step.reads, x_), f_.T(), x_);
+    }
     const Vector bias = rows_.n_hot > 0 ? Vector{} : f_.layer(l_).ffn_down_bias;  // once
     s_.stream_->ffn(l_, f_.ffn_input(l_, step.reads, x_), f_.T(), bias, sum_);
   }

@@ -112,7 +112,9 @@ class Compiler {
       main(Norm{Half::ffn}), made_ = true;
     }
     if (asks_) main(Post{Letter::ffn_input_and_experts});
+    if (streams_) main(Fetch{});
     if (l_.hot) main(Experts{ffn_input(), skips_});
+    if (streams_) main(Stream{ffn_input()});
     if (!asks_) return;
     main(Collect{});
     host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed, skips_}), host(Answer{});
@@ -267,6 +269,7 @@ std::string to_string(const Step& step) {
     }
     std::string operator()(const Post& p) const { return fmt::format("post({})", to_string(p.letter)); }
     std::string operator()(const Hint&) const { return "hint"; }
+    std::string operator()(const Fetch&) const { return "fetch"; }
     std::string operator()(const Stream& s) const { return fmt::format("stream({})", to_string(s.reads)); }
     std::string operator()(const Collect&) const { return "collect"; }
     std::string operator()(const Branch&) const { return "branch"; }
@@ -294,8 +297,9 @@ void check_facts(std::span<const LayerFacts> layers) {
     require(l.hot || l.cold, "no device has its neurons");
     require(!l.parallel || !l.post_norms, "attention and FFN are computed together, and normed each on its own");
     require(l.experts || (!l.main_routes && !l.early_router), "a router without experts");
-    require(!l.experts || (!l.parallel && !l.post_norms && !predicts && !l.streamable),
-            "a mixture of experts beside the attention, normed after it, with predictors or streamed");
+    require(!l.experts || (!l.parallel && !l.post_norms && !predicts),
+            "a mixture of experts beside the attention, normed after it, or with predictors");
+    require(!l.experts || !l.streamable || l.main_routes, "experts are streamed that the CPU chooses");
     require(!l.experts || l.main_routes || !l.hot, "the CPU chooses the experts, and some of them are on the GPU");
     require(!l.main_routes || l.hot || !l.host_attends,
             "the GPU chooses the experts of a layer of which it has nothing");

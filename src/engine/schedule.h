@@ -26,7 +26,7 @@ enum class BatchKind {
   one,       // skips neurons; the host prefetches rows
   few,       // up to kFewTokens: skips neurons
   many,      // computes every neuron where it lives
-  streamed,  // computes every neuron; those of the host visit the main device
+  streamed,  // computes every neuron; those of the host, or its chosen experts, visit the main device
 };
 constexpr int kBatchKinds = 4;
 constexpr BatchKind kBatchKindList[kBatchKinds] = {BatchKind::one, BatchKind::few, BatchKind::many,
@@ -50,7 +50,7 @@ struct LayerFacts {
   bool linked = false;          // the main device reads some cold rows over the link, for batches that skip neurons
   bool all_linked = false;      // all of them: the host is not asked
   bool hinted = false;          // the host is told which rows to prefetch while the layer before is computed
-  bool streamable = false;      // the cold rows can visit the main device
+  bool streamable = false;      // the cold rows, or experts, can visit the main device
   bool experts = false;         // a mixture: hot and cold are of experts
   bool main_routes = false;     // the main device chooses the experts, for the host too; otherwise the host does
   bool early_router = false;    // the router reads the layer's input, before attention
@@ -104,11 +104,12 @@ struct Experts {
 };                     // both sides: += the chosen experts that the side has
 struct Post {
   Letter letter;
-};               // main: begins a hand-off without neurons
-struct Hint {};  // main: the next layer's predictor on this layer's input
+};                // main: begins a hand-off without neurons
+struct Hint {};   // main: the next layer's predictor on this layer's input
+struct Fetch {};  // main: learns which of the host's experts were chosen, which begin to come
 struct Stream {
   Reads reads;
-};                  // main: += the cold neurons, which visit it
+};                  // main: += the cold neurons, or the experts that were fetched, which visit it
 struct Collect {};  // main: x += the answer
 struct Branch {};   // main: what is added from here on is not added to x, but to a sum of its own, which is zero
 struct Join {
@@ -121,7 +122,7 @@ struct Take {
 struct TakeNeurons {};  // host: waits for its neurons
 struct AddInput {};     // host: x = what the hand-off brought + the answer so far
 struct Answer {};       // host: ends the hand-off
-using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Stream, Collect, Branch, Join,
+using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Fetch, Stream, Collect, Branch, Join,
                           Prefetch, Take, TakeNeurons, AddInput, Answer>;
 
 struct LayerSchedule {

@@ -32,6 +32,7 @@ class Simulation {
     if (l_.hot) wanted |= kHot;
     if (skips_ && l_.linked) wanted |= kLinked;
     if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
+    if (fetched_) return "experts are fetched that nobody computes";
     if (main_.branch) return "a sum is left behind that nothing joins";
     if (joined_ != (l_.post_norms ? wanted : 0))
       return "a half of the layer is added without its own norm";
@@ -141,7 +142,12 @@ class Simulation {
       return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
     }
     if (std::holds_alternative<Hint>(step)) return main_.ffn_in ? true : fail("a hint reads what nothing has written");
+    if (std::holds_alternative<Fetch>(step)) {
+      if (!main_.has_experts) return fail("experts are fetched that nobody chose");
+      return std::exchange(fetched_, true) ? fail("experts are fetched twice") : true;
+    }
     if (const auto* s = std::get_if<Stream>(&step)) {
+      if (std::exchange(fetched_, false) != l_.experts) return fail("experts are streamed that nobody fetched");
       return reads_ffn("the stream", main_, s->reads) && add_to(main_, kCold);
     }
     if (std::holds_alternative<Branch>(step)) {
@@ -209,7 +215,8 @@ class Simulation {
   Side main_, host_;
   std::optional<Letter> posted_;  // not taken yet
   Parts posted_parts_ = 0, brought_ = 0, answer_ = 0, joined_ = 0;
-  bool outstanding_ = false, answered_ = false, taken_ = false, neurons_left_ = false, published_ = false;
+  bool outstanding_ = false, answered_ = false, taken_ = false, neurons_left_ = false, published_ = false,
+       fetched_ = false;
   std::string error_;
 };
 

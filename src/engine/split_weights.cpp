@@ -194,6 +194,7 @@ class Splitter {
       to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
     }
     const bool routes = out.facts[layer].main_routes;
+    to_host.router.shared = from.router.shared;  // whoever routes
     adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
     to_main.ffn_norm = adopt(main_, from.ffn_norm), to_host.ffn_norm = adopt(host_, from.ffn_norm);
     main_.synchronize();
@@ -306,6 +307,9 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
       f.selection = skips ? Selection::gate : Selection::all;
       f.early_router = model.config().early_router;
       f.main_routes = main_can_route && (f.hot || !f.host_attends);
+      // GPUs read no transposed down projections (ExpertFfn::takes_down_t()).
+      f.streamable =
+          f.cold && f.main_routes && w.some_ffn().down && gpu_computes(ExpertSet(w.experts, w.router.shared));
       if (f.hot && !main_can_route) {
         fail("the plan has experts of layer {} on the GPU, which cannot compute experts yet; plan again", l);
       }

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <numeric>
 #include <random>
 
+#include "core/panels.h"
 #include "cpu/check_case.h"
 #include "cpu/cpu.h"
 #include "cpu/device_case.h"
@@ -353,6 +355,26 @@ TEST(Device, BatchEqualsTokenByToken) {
       // Products of unit-variance numbers: |sum| of magnitudes about 0.64 cols.
       const double tolerance = 2 * (static_cast<double>(cols) / 4 + 16) * 0x1p-24 * static_cast<double>(cols);
       for (size_t i = 0; i < together.size(); ++i) ASSERT_NEAR(together[i], apart[i], tolerance);
+    }
+  }
+}
+
+TEST(Device, PanelsUnpackToTheFilesRows) {
+  ThreadTeam team(2);
+  for (const cpu::Isa isa : cpu::available_isas()) {
+    const auto device = cpu::make_device(team, isa);
+    for (const DType type : every_type()) {
+      for (const int64_t rows : {1, 32, 77}) {
+        const Weights w = random_weights(79, type, rows, whole_blocks(type, 320));
+        const Matrix m = w.matrix();
+        if (device->packed_bytes(m) == 0) continue;
+        std::vector<std::byte> panels(device->packed_bytes(m)), back(m.bytes());
+        const Matrix packed = device->pack(m, panels.data());
+        EXPECT_EQ(stored_bytes(packed), panels.size());
+        const Matrix unpacked = unpack_panels(packed, back.data());
+        EXPECT_EQ(unpacked.layout, Layout::rows);
+        EXPECT_EQ(std::memcmp(unpacked.data, m.data, m.bytes()), 0) << traits(type).name << ", " << rows;
+      }
     }
   }
 }

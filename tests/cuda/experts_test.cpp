@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "core/thread_team.h"
 #include "twin_ffn.h"
 
 namespace hearth::test {
@@ -184,6 +185,48 @@ TEST_F(GpuExpertsTest, EveryTypeAndNumberOfTokens) {
         d.expert_ffn()->ffn_experts(m.on(s), m.choice.on(s), in.on(s), T, y.on(s));
       });
       EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), std::max(bound(c.gate, T), bound(c.down, T)));
+    }
+  }
+}
+
+// Every second expert comes from host memory, in the file's rows or in the CPU's panels, to slots in turn.
+TEST_F(GpuExpertsTest, ExpertsVisitFromHostMemory) {
+  std::mt19937 rng(5);
+  ThreadTeam team(2);
+  const auto host_device = cpu::make_device(team);
+  ColdRows& slots = *gpu_->cold_rows();
+  slots.open_staging(2, size_t{48} << 20);
+  int slot = 0;
+  for (const bool packed : {false, true}) {
+    for (const MixtureCase& c : mixture_cases()) {
+      SCOPED_TRACE(fmt::format("{}{}", c.name(), packed ? ", packed" : ""));
+      const int64_t T = 70;
+      const TwinAct in = make_input(rng, T, c.n_embd);
+      const TwinMixture m(*ref_, *gpu_, rng, c, T);
+      std::vector<Expert> host = m.experts[kRef], visitors(host.size());
+      std::vector<int32_t> ids;
+      std::vector<std::vector<std::byte>> panels;
+      for (size_t id = 0; id < host.size(); id += 2) {
+        if (!host[id]) continue;
+        visitors[id] = host[id];
+        ids.push_back(static_cast<int32_t>(id));
+        for (Matrix* w : {&host[id].ffn.gate, &host[id].ffn.up, &host[id].ffn.down}) {
+          const size_t bytes = *w && packed ? host_device->packed_bytes(*w) : 0;
+          if (bytes > 0) *w = host_device->pack(*w, panels.emplace_back(bytes).data());
+        }
+      }
+      const ExpertSet all(host, m.has_shared);
+      ASSERT_LE(slots.staged_bytes(all, ids), size_t{48} << 20);
+      const ExpertSet staged = slots.stage(slot, all, ids);
+      Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * c.n_embd), 0.1f));
+      run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+        if (s == kGpu) slots.acquire(slot);
+        d.expert_ffn()->ffn_experts(s == kGpu ? staged : ExpertSet(visitors, m.has_shared), m.choice.on(s), in.on(s), T,
+                                    y.on(s));
+        if (s == kGpu) slots.release(slot);
+      });
+      EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), std::max(bound(c.gate, T), bound(c.down, T)));
+      slot = 1 - slot;
     }
   }
 }

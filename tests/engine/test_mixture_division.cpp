@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "core/error.h"
 #include "core/forwarding_device.h"
@@ -42,6 +43,22 @@ class TakesNoDownT final : public ForwardingDevice {
     dense.n_active = nullptr;
     ForwardingDevice::ffn_experts(dense, choice, in, T, y);
   }
+};
+
+// A device whose slots have room for two experts each, which writes down what visits it.
+class SmallSlots final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  using ForwardingDevice::stage, ForwardingDevice::staged_bytes;
+  size_t staged_bytes(const ExpertSet&, std::span<const int32_t> ids) const override {
+    return ids.size() * (engine::ColdStream::kSlotBytes * 2 / 5);
+  }
+  ExpertSet stage(int slot, const ExpertSet& host, std::span<const int32_t> ids) override {
+    EXPECT_LE(ids.size(), 2u);
+    staged.insert(staged.end(), ids.begin(), ids.end());
+    return ForwardingDevice::stage(slot, host, ids);
+  }
+  std::vector<int32_t> staged;  // of all layers and batches
 };
 
 struct Case {
@@ -87,10 +104,10 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
   }
   const auto path = file();
   auto m = model::Model::load(path);
-  // A prompt in two batches, then one and several tokens at a time.
+  // A prompt in two batches, then one and several tokens at a time. Where experts are streamed they are for 13 and 9.
   const auto ids = test::random_ids(m.config(), 30, 3);
-  const test::Script script{ids, {18, 1, 3, 8}};
-  const EngineOptions options{.n_batch = 16};
+  const test::Script script{ids, {18, 1, 2, 9}};
+  const EngineOptions options{.n_batch = 13};
   test::ErrorLimits limits(path, script, test::kCpuArithmetic, options);
   limits.expect_not_vacuous();
   ThreadTeam team(2);
@@ -108,7 +125,15 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     Device& main = d.main_without_experts ? static_cast<Device&>(without) : like_a_gpu;
     const auto host = cpu::make_device(team);
     Engine two(m, main, options, {*host, placement, team});
-    limits.expect_apart(test::run(two, script), expected, "divided");
+    const test::Logits divided = test::run(two, script);
+    limits.expect_apart(divided, expected, "divided");
+    SmallSlots visited(main);
+    const auto streaming_host = cpu::make_device(team);
+    Engine streams(m, visited, {.n_batch = 13, .stream_tokens = 9, .copy_weights = true},
+                   {*streaming_host, placement, team});
+    limits.expect_apart(test::run(streams, script), expected, "streamed");
+    const auto& facts = streams.schedule().facts();
+    EXPECT_EQ(visited.staged.empty(), std::ranges::none_of(facts, &engine::LayerFacts::streamable));
     // Of the passes over few tokens it is counted who had the chosen experts.
     const auto whose = {d.hot(0, 0), d.hot(0, 1), d.hot(1, 0), d.hot(1, 1), d.hot(2, 0), d.hot(2, 1)};
     const double share = two.density().host_share();
@@ -170,6 +195,64 @@ TEST(SparseMixture, LeavesOutWhatIsZero) {
   const auto device = cpu::make_device(team);
   const std::string error = test::message_of([&] { Engine(as_stored, *device, {.sparsity = Sparsity::exact}); });
   EXPECT_NE(error.find("--transpose-down"), std::string::npos) << error;
+}
+
+// Of a layer with many experts, of which a batch uses some: all of those are the CPU's, or none.
+TEST(MixtureEngine, OnlyChosenExpertsAreStreamed) {
+  const test::TempDir dir;
+  const auto path = test::write_tiny_mixture(dir / "m.gguf", {.n_layer = 1, .n_expert = 40, .n_used = 2});
+  auto m = model::Model::load(path);
+  const auto ids = test::random_ids(m.config(), 11, 3);
+  const test::Script script{ids, {11}};
+
+  class Watches final : public ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override {
+      ForwardingDevice::route(router, in, T, choice);
+      chosen.insert(choice.ids, choice.ids + T * choice.n_named);
+    }
+    std::set<int32_t> chosen;
+  };
+  ThreadTeam team(2);
+  const auto oracle = cpu::make_reference_device();
+  Watches watches(*oracle);
+  Engine whole(m, watches, {});
+  const test::Logits expected = test::run(whole, script);
+  ASSERT_LT(watches.chosen.size(), 23u);
+  ASSERT_GT(watches.chosen.size(), 4u);
+  for (const bool chosen_are_hot : {false, true}) {
+    Placement placement = test::placement_of(test::kMixtureDivisions[0], m);
+    for (int32_t id = 0; id < 40; ++id) {
+      if (watches.chosen.contains(id) == chosen_are_hot) placement.layers[0].gpu_experts.push_back(id);
+    }
+    const auto stand_in = cpu::make_reference_device(), host = cpu::make_device(team);
+    SmallSlots main(*stand_in);
+    Engine two(m, main, {.stream_tokens = 9, .copy_weights = true}, {*host, placement, team});
+    const test::Logits streamed = test::run(two, script);
+    for (size_t i = 0; i < expected[0].size(); ++i) ASSERT_NEAR(streamed[0][i], expected[0][i], 1e-4);
+    if (chosen_are_hot) {
+      EXPECT_TRUE(main.staged.empty());
+    } else {
+      EXPECT_EQ(main.staged, std::vector<int32_t>(watches.chosen.begin(), watches.chosen.end()));
+    }
+  }
+}
+
+// Where a file is mapped, experts may be on disk.
+TEST(MixtureEngine, MappedExpertsAreNotStreamed) {
+  const test::TempDir dir;
+  auto m = model::Model::load(test::write_tiny_mixture(dir / "m.gguf"));
+  const auto device = cpu::make_reference_device(), host = cpu::make_reference_device();
+  ThreadTeam team(1);
+  const Placement cold = test::placement_of(test::kMixtureDivisions[0], m);
+  for (const bool copy : {false, true}) {
+    const Engine e(m, *device, {.stream_tokens = 9, .copy_weights = copy}, {*host, cold, team});
+    EXPECT_EQ(e.schedule().facts()[0].streamable, copy);
+    const std::string list = e.schedule().print(engine::BatchKind::streamed);
+    EXPECT_EQ(list.find("main: attend(norm of x), route(norm of x), fetch, stream(normed)") != std::string::npos, copy)
+        << list;
+  }
 }
 
 TEST(MixtureEngine, TellsWhatItCannotDoYet) {

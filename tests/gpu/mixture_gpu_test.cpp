@@ -50,12 +50,16 @@ TEST_P(GpuMixture, EqualsTheOracleWhereverExpertsAre) {
   }
   for (const test::MixtureDivision& d : test::kMixtureDivisions) {
     if (d.main_without_experts) continue;
-    SCOPED_TRACE(d.name);
-    auto divided = model::Model::load(path);
-    const auto gpu = cuda::make_device(0);
-    const auto host = cpu::make_device(team);
-    Engine two(divided, *gpu, options, {*host, test::placement_of(d, divided), team});
-    limits.expect_apart(test::run(two, script), alone, "divided");
+    for (const bool streams : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}{}", d.name, streams ? ", streamed" : ""));
+      auto divided = model::Model::load(path);
+      const auto gpu = cuda::make_device(0);
+      const auto host = cpu::make_device(team);
+      EngineOptions own = options;
+      if (streams) own.stream_tokens = 9, own.copy_weights = true;
+      Engine two(divided, *gpu, own, {*host, test::placement_of(d, divided), team});
+      limits.expect_apart(test::run(two, script), alone, "divided");
+    }
   }
   limits.print();
 }

@@ -1,7 +1,10 @@
 // From how many tokens on the CPU's weights are streamed: by the machine's figures, measured once.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <vector>
 
 #include "cpu/product_rate.h"
 #include "offline/plan/explain.h"
@@ -32,11 +35,77 @@ TEST(Crossover, IsPartOfThePlan) {
   request.cost.cpu_bandwidth = 143e9, request.cost.pcie_bandwidth = 55e9, request.cost.cpu_flops = 1.1e12;
   const ModelShape shape = test::llama_7b();
   const Planner planner(shape, typical_frequencies(shape, 0.11), request);
-  EXPECT_EQ(planner.stream_tokens(), 20);
   const Plan plan = planner.plan(uint64_t{6} << 30);
+  EXPECT_EQ(planner.streaming(plan.placement).tokens(), 20);
   const Explanation why = explain(planner, plan);
   EXPECT_NE(plan_table(planner, plan, why).find("prompts: batches of 20 tokens or more stream"), std::string::npos);
   EXPECT_EQ(plan_json(planner, plan, why)["stream_tokens"], 20);
+}
+
+// Two layers of 64 experts of 4 MB and 8 million weights, of which a token uses 8.
+struct Mixture {
+  Mixture() {
+    shape.layers.resize(2);
+    for (LayerShape& l : shape.layers) {
+      l.experts = l.gpu_experts = true, l.n_ff = 64, l.n_used = 8;
+      l.gate_bytes = 0, l.up_down_bytes = 4'000'000, l.expert_bytes = 64 * l.up_down_bytes;
+      l.expert_weights = 8'000'000;
+    }
+    cost.pcie_bandwidth = 50e9, cost.cpu_bandwidth = 100e9, cost.cpu_dense_efficiency = 1, cost.cpu_flops = 1e12;
+    frequencies = uniform_frequencies(shape, 1);
+    for (auto& l : placement.layers) l.attention = engine::Where::gpu;
+  }
+  Streaming streaming() const { return {shape, frequencies, placement, cost}; }
+  ModelShape shape = test::llama_7b();
+  CostModel cost;
+  Frequencies frequencies;
+  engine::Placement placement = {.layers = std::vector<engine::LayerPlacement>(2)};
+};
+
+TEST(Crossover, OfAMixtureCountsTheExpertsThatABatchChooses) {
+  Mixture m;
+  int64_t tokens = 9;
+  const auto chosen = [&](int64_t T) { return 2 * 64 * 4e6 * (1 - std::pow(1 - 8.0 / 64, T)); };
+  const auto pays = [&](int64_t T) {
+    const double cpu = std::max(chosen(T) / 100e9, 2 * 2 * 8 * static_cast<double>(T) * 8e6 / 1e12);
+    return 2 * m.cost.fetch_seconds + chosen(T) / 50e9 <= cpu;
+  };
+  while (!pays(tokens)) ++tokens;
+  EXPECT_GT(tokens, 20);
+  EXPECT_LT(tokens, 60);
+  EXPECT_EQ(m.streaming().tokens(), tokens);
+  for (const int64_t T : {1, 9, 500}) EXPECT_NEAR(m.streaming().bytes(T) / chosen(T), 1, 1e-9);
+
+  m.cost.cpu_flops *= 4;
+  EXPECT_GT(m.streaming().tokens(), 2 * tokens) << "a faster CPU keeps longer prompts";
+  m.cost.cpu_flops = 1e12, m.cost.pcie_bandwidth = 200e9, m.cost.fetch_seconds = 0;
+  EXPECT_EQ(m.streaming().tokens(), 9) << "a link faster than host memory always wins";
+  m.cost.cpu_flops = 1e30, m.cost.pcie_bandwidth = 1;
+  EXPECT_GE(m.streaming().tokens(), int64_t{1} << 29) << "never";
+}
+
+TEST(Crossover, OfAMixtureIsOfTheExpertsThatTheCpuHas) {
+  Mixture m;
+  const int64_t all_cold = m.streaming().tokens();
+  // The CPU's are chosen a tenth as often: as many bytes come for far fewer products.
+  for (size_t l = 0; l < 2; ++l) {
+    for (int32_t id = 0; id < 32; ++id) {
+      m.placement.layers[l].gpu_experts.push_back(id);
+      m.frequencies.p[l][static_cast<size_t>(id)] = 8.0 / 32 / 1.1,
+      m.frequencies.p[l][static_cast<size_t>(id) + 32] = 8.0 / 32 / 11;
+    }
+  }
+  const int64_t rare_cold = m.streaming().tokens();
+  EXPECT_GT(rare_cold, 2 * all_cold);
+  EXPECT_LE(m.streaming().bytes(1 << 20), 2 * 32 * 4e6 * (1 + 1e-9));
+  for (auto& l : m.placement.layers) l.attention = engine::Where::cpu;
+  EXPECT_EQ(m.streaming().tokens(), rare_cold) << "the GPU chooses where it has experts";
+  for (auto& l : m.placement.layers) l.gpu_experts.clear();
+  EXPECT_EQ(m.streaming().tokens(), 0) << "the CPU chooses";
+  for (auto& l : m.placement.layers) {
+    for (int32_t id = 0; id < 64; ++id) l.gpu_experts.push_back(id);
+  }
+  EXPECT_EQ(m.streaming().tokens(), 0) << "nothing is the CPU's";
 }
 
 TEST(Crossover, TheRateIsMeasuredOnceForEachType) {

@@ -168,7 +168,7 @@ TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
   const Planner planner(shape, uniform_frequencies(shape, 1), {.vram_budget = 6ull << 30});
   const Plan plan = planner.plan();
   EXPECT_TRUE(plan.placement.uses_gpu());
-  EXPECT_EQ(planner.stream_tokens(), 0);
+  EXPECT_EQ(planner.streaming(plan.placement).tokens(), 0);
   for (const engine::LayerPlacement& l : plan.placement.layers) {
     EXPECT_EQ(l.attention, engine::Where::gpu);
     EXPECT_TRUE(l.gpu_experts.empty() && l.gpu_bucket.empty());
@@ -176,6 +176,24 @@ TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
   }
   // What is read of experts is what tokens use.
   EXPECT_NEAR(plan.traffic.cpu_sparse, 4.0 * 8 * (4 << 20), 1.0);
+}
+
+// Prompts stream experts through two slots, which a plan counts.
+TEST(PlanMixture, LargeExpertsNeedLargeSlots) {
+  ModelShape shape = mixture_shape();
+  for (LayerShape& l : shape.layers) l.expert_weights = l.up_down_bytes * 2;
+  const auto staging = [&] {
+    const Planner planner(shape, uniform_frequencies(shape, 1), {.vram_budget = 2ull << 30});
+    const Plan plan = planner.plan();
+    const std::string table = plan_table(planner, plan, explain(planner, plan));
+    EXPECT_NE(table.find("stream those experts of the host that they choose"), std::string::npos) << table;
+    EXPECT_EQ(plan_json(planner, plan, {}).at("stream_tokens"), planner.streaming(plan.placement).tokens());
+    return plan.gpu.staging;
+  };
+  EXPECT_EQ(staging(), GpuReserve().staging_bytes);
+  for (LayerShape& l : shape.layers) l.up_down_bytes *= 16, l.expert_bytes *= 16;
+  EXPECT_GT(staging(), 2 * shape.layers[0].up_down_bytes);
+  EXPECT_LT(staging(), 2.1 * static_cast<double>(shape.layers[0].up_down_bytes));
 }
 
 TEST(PlanMixture, PlacesWholeExpertsWithinTheBudget) {
