@@ -132,7 +132,7 @@ double Planner::head_seconds(bool embedding, bool output) const {
   const CostModel& c = request_.cost;
   const auto bytes = static_cast<double>(shape_.output_bytes);
   const double head =
-      output ? c.head_kernels * c.kernel_seconds + c.gpu_dense(bytes) : c.handoff_seconds + c.cpu_dense(bytes);
+      output ? c.on_gpu(c.head_kernels, bytes, c.gpu_dense(bytes)) : c.handoff_seconds + c.cpu_dense(bytes);
   return head + (embedding ? 0 : c.host_embedding_seconds);
 }
 

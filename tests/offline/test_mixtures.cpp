@@ -145,7 +145,7 @@ TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
     EXPECT_EQ(l.selection, engine::Selection::all);
   }
   // What is read of experts is what tokens use.
-  EXPECT_NEAR(plan.traffic.cpu_sparse, 4.0 * 8 * (4 << 20), 1.0);
+  EXPECT_NEAR(plan.traffic.cpu_dense, 4.0 * 8 * (4 << 20), 1.0);
 }
 
 TEST(PlanMixture, PlacesWholeExpertsWithinTheBudget) {
