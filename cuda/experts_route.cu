@@ -51,7 +51,7 @@ __device__ void keep_best_groups(const Routing& r, Selecting selecting, unsigned
       second = fmaxf(second, fminf(best, s));
       best = fmaxf(best, s);
     }
-    of_group[g] = order_of(size > 1 ? best + second : best, g);
+    of_group[g] = order_of(size > 1 && r.n_best_of_group > 1 ? best + second : best, g);
   }
   for (int k = 0; k < r.n_groups_used; ++k) {
     unsigned long long best = 0;

@@ -48,6 +48,7 @@ void set_metadata(gguf::Writer& w, const SynthOptions& o, const std::vector<doub
     w.set(p + "expert_used_count", u32(s.n_expert_used));
     w.set(p + "expert_feed_forward_length", u32(s.n_ff));
     w.set("hearth.synth.expert_skew", static_cast<float>(o.expert_skew));
+    w.set("hearth.synth.expert_persistence", static_cast<float>(o.expert_persistence));
   }
   if (s.arch == "smallthinker") w.set(p + "expert_gating_func", uint32_t{2});  // sigmoid
   if (s.window > 0) w.set(p + "attention.sliding_window", u32(s.window));

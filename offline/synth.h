@@ -13,6 +13,11 @@
 // Measured (tiny shape with 4096 words, X = 0.5, density 0.2; the cold 74 % of the neurons that fire for at least half
 // of a window of 16 tokens; overlap = |A and B| / min(|A|, |B|)): adjacent windows of one topic 0.69, of neighbouring
 // topics 0.45, windows six topics apart 0.14.
+//
+// Persistence (SynthOptions::expert_persistence = P): a share P of the variance over tokens of a router's logits is their
+// topic's, in every layer, so that the tokens of one topic choose some experts again and again. Routers read the topics'
+// directions, of which an embedding has at least the share P (a larger drift keeps its own). Over all topics experts are
+// as popular as expert_skew says.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -33,9 +38,10 @@ struct SynthShape {
                 // and mixtures: qwen3moe (norms of q and k), gpt-oss (windows, sinks, biases), smallthinker (ReLU)
   int64_t n_layer = 0, n_embd = 0, n_ff = 0, n_head = 0, n_head_kv = 0, n_vocab = 0, n_ctx = 0;
   float rope_base = 10000.0f;
-  int64_t n_embd_head = 0;                  // elements of a head; 0: n_embd / n_head
-  int64_t n_expert = 0, n_expert_used = 0;  // mixtures of experts, of n_ff neurons each
-  int64_t window = 0;                       // positions that layers with a window see (gpt-oss, smallthinker)
+  int64_t n_embd_head = 0;                           // elements of a head; 0: n_embd / n_head
+  int64_t n_expert = 0, n_expert_used = 0;           // mixtures of experts, of n_ff neurons each
+  int64_t window = 0;                                // positions that layers with a window see (gpt-oss, smallthinker)
+  double expert_skew = 0.5, expert_persistence = 0;  // SynthOptions's, as published for this model
   int64_t head_dim() const { return n_embd_head > 0 ? n_embd_head : n_embd / n_head; }
   bool qk_norm() const { return arch == "qwen3moe"; }
   bool mixture() const { return qk_norm() || gpt_oss() || arch == "smallthinker"; }  // always
@@ -67,6 +73,7 @@ struct SynthOptions {
   // For mixtures: how unequally experts are liked: the standard deviation of what a router adds for an expert whatever
   // the token is, over that of what depends on the token. 0: all alike.
   double expert_skew = 0.5;
+  double expert_persistence = 0;  // see above; 0 to 0.9
   bool transposed_down =
       true;  // blk.N.ffn_down_t.weight [n_embd, n_ff] instead of blk.N.ffn_down.weight [n_ff, n_embd]; ffn_down_t_exps
   uint64_t seed = 1;

@@ -25,6 +25,7 @@ enum LayerStream : uint64_t {
   kDown,
   kRouter,
   kLiking,
+  kTopicLiking,
   kStreamsPerLayer = 16
 };
 enum ModelStream : uint64_t { kEmbedding = uint64_t{1} << 32, kPositions, kHead, kTopics };
@@ -70,20 +71,21 @@ void add_scaled(const float* from, int64_t n, float scale, float* to) {
 
 }  // namespace
 
-SynthWeights::SynthWeights(const SynthOptions& options, ThreadTeam& team) : options_(options), team_(team) {
+SynthWeights::SynthWeights(const SynthOptions& options, ThreadTeam& team)
+    : options_(options), team_(team), drift_(std::max(options.drift, options.expert_persistence)) {
   const SynthShape& s = options_.shape;
   if (options_.dense) {
     law_.assign(static_cast<size_t>(s.n_ff), 0.5);
   } else {
     law_ = activation_law(s.n_ff, options_.density, options_.hot_share);
   }
-  calibration_ = calibrate(law_, {s.n_embd, s.n_layer, s.gated(), s.parallel_block(), options_.drift});
+  calibration_ = calibrate(law_, {s.n_embd, s.n_layer, s.gated(), s.parallel_block(), drift_});
   // A token's experts share the FFN's part of the growth: sigmoid gates of the chosen ones are nearly equal weights.
   if (s.n_expert > 0 && !options_.dense) {
     for (Calibration::Layer& l : calibration_.layers) l.down_std *= std::sqrt(static_cast<double>(s.n_expert_used));
   }
   if (options_.predictor_rank > 0) basis_rank_ = (options_.predictor_rank - 2) / 2;
-  if (options_.drift > 0) make_topics();
+  if (drift_ > 0) make_topics();
 }
 
 void SynthWeights::make_topics() {
@@ -244,7 +246,7 @@ void SynthWeights::embedding_row(const SynthTensor& t, int64_t token, float* out
   const SynthShape& s = options_.shape;
   const double noise = Calibration::kConstant * std::sqrt(s.learned_positions() ? 1 - kPositionShare : 1.0);
   const int64_t topic = topics_.empty() ? -1 : topic_of(token, s.n_vocab);
-  const double shared = topic < 0 ? 0.0 : options_.drift;
+  const double shared = topic < 0 ? 0.0 : drift_;
   random_row(stream(t.stream), token, s.n_embd, static_cast<float>(noise * std::sqrt(1 - shared)), out);
   if (topic >= 0)
     add_scaled(topics_.data() + topic * s.n_embd, s.n_embd, static_cast<float>(noise * std::sqrt(shared)), out);
@@ -258,8 +260,32 @@ void SynthWeights::head_row(const SynthTensor& t, int64_t token, float* out) con
   const int64_t topic = topics_.empty() ? -1 : topic_of(token, s.n_vocab);
   if (topic < 0) return;
   // After the last norm the topic's coefficient is sqrt(drift / (2 + kFfnGrowth)), and a topic has length sqrt(n).
-  const double along = kTopicLogit / (n * std::sqrt(options_.drift / (2 + Calibration::kFfnGrowth)));
+  const double along = kTopicLogit / (n * std::sqrt(drift_ / (2 + Calibration::kFfnGrowth)));
   add_scaled(topics_.data() + topic * s.n_embd, s.n_embd, static_cast<float>(along), out);
+}
+
+// Of a unit row v: a v + b sum of c_i topic_i with random c_i, so that the token's topic makes a share P of the variance
+// s^2 of what it reads. An embedding's topic has the variance x = m^2 drift along v, and the other words and all that
+// layers add have s^2 - x. Along the sum it has n^2 `spread` x, as neighbouring topics are correlated, and they n `count`
+// (s^2 - x).
+void SynthWeights::read_topics(const SynthTensor& t, int64_t expert, float* row) const {
+  const int64_t n = options_.shape.n_embd, count = topic_count(options_.shape.n_vocab);
+  const double x = Calibration::kConstant * Calibration::kConstant * drift_, share = options_.expert_persistence;
+  const double noise = calibration_.layers[static_cast<size_t>(t.layer)].noise, s2 = noise * noise;
+  const double r2 = kTopicCorrelation * kTopicCorrelation, spread = (1 + r2) / (1 - r2);
+  const double length = static_cast<double>(n) * std::sqrt(spread * x);
+  const double others = static_cast<double>(n * count) * (s2 - x) / (length * length);  // read with the topics
+  const double left = s2 - x * (1 + others);
+  const double a2 = left > 0 ? std::clamp(s2 * (1 - share * (1 + others)) / left, 0.0, 1.0) : 1.0;
+  const double b2 = std::max(0.0, share * s2 - a2 * x);
+  const double scale = std::sqrt(s2 / (a2 * s2 + b2 * (1 + others)));  // not 1 where there are too few dimensions
+  scale_and_offset(row, n, static_cast<float>(scale * std::sqrt(a2)), 0.0f);
+  std::vector<float> liking(static_cast<size_t>(kMaxTopics));
+  random_row(stream(layer_stream(t.layer, kTopicLiking)), expert, std::ssize(liking), 1.0f, liking.data());
+  const double along = scale * std::sqrt(b2) / length;
+  for (int64_t i = 0; i < count; ++i) {
+    add_scaled(topics_.data() + i * n, n, static_cast<float>(along) * liking[static_cast<size_t>(i)], row);
+  }
 }
 
 // Logits with a standard deviation of kLogits over tokens, and expert_skew times that over experts.
@@ -271,7 +297,9 @@ void SynthWeights::router_row(const SynthTensor& t, int64_t expert, float* out) 
   float liking[kSynthBlock];
   stream(layer_stream(t.layer, kLiking)).block(static_cast<uint64_t>(expert), 1.0f, liking);
   const double offset = kLogits * options_.expert_skew * static_cast<double>(liking[0]);
-  scale_and_offset(out, n, inverse_length(out, n) * static_cast<float>(kLogits / noise),
+  scale_and_offset(out, n, inverse_length(out, n), 0.0f);
+  if (options_.expert_persistence > 0) read_topics(t, expert, out);
+  scale_and_offset(out, n, static_cast<float>(kLogits / noise),
                    static_cast<float>(offset / (Calibration::kConstant * static_cast<double>(n))));
 }
 

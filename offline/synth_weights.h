@@ -36,7 +36,7 @@ struct SynthTensor {
   bool vector = false;  // one dimension in the file
   SynthFill fill = SynthFill::zeros;
   int64_t layer = -1;
-  uint64_t stream = 0;  // of random numbers
+  uint64_t stream = 0;   // of random numbers
   int64_t n_expert = 0;  // three dimensions in the file, with rows / n_expert rows for each expert
   std::vector<int64_t> ne() const {
     if (vector) return {cols};
@@ -73,6 +73,7 @@ class SynthWeights {
   void embedding_row(const SynthTensor& t, int64_t token, float* out) const;
   void head_row(const SynthTensor& t, int64_t token, float* out) const;
   void router_row(const SynthTensor& t, int64_t expert, float* out) const;
+  void read_topics(const SynthTensor& t, int64_t expert, float* row) const;
   void predictor_in_row(int64_t row, float* out) const;
   void predictor_out_row(const SynthTensor& t, int64_t neuron, float* out) const;
   void down_row(const SynthTensor& t, int64_t neuron, float* out) const;
@@ -86,6 +87,7 @@ class SynthWeights {
   std::vector<double> law_;  // by rank
   Calibration calibration_;
   int64_t basis_rank_ = 0;      // 0: gate rows are random vectors of full rank
+  double drift_ = 0;            // of embeddings: routers that persist need topics, too
   std::vector<float> topics_;   // [topic_count][n_embd], variance 1; empty without drift
   int64_t layer_ = -1;          // that the following belong to
   std::vector<int32_t> ranks_;  // [n_ff]

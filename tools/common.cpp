@@ -223,6 +223,12 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
          "(default: when they take at most half of the memory that is available)")
       ->excludes(mmap)
       ->group("Hardware");
+  sub.add_option("--host-memory", o.host_memory,
+                 "Host memory that may be used; weights that do not fit it are read from the disk (default: what is "
+                 "available)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("GiB")
+      ->group("Hardware");
   sub.add_flag("--no-graph", o.no_graph, "For debugging: launch GPU operations one by one instead of as a CUDA graph")
       ->group("Hardware");
   add_logging_options(sub, o.quiet, o.verbose);
@@ -255,7 +261,7 @@ Session::Session(const ModelOptions& options) {
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
   thresholds_ = choose_thresholds(*model_, sidecar(), options.sparse_threshold, predicts);
   start_fastest(options);
-  warn_of_disk();
+  warn_of_disk(options);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const model::RequantizationError& e = model_->requantization_error(); e.squared > 0)
     log::info("down projections quantised again, transposed: {:.2f} % off (root mean square)", 100 * e.relative());
@@ -361,7 +367,8 @@ void Session::start_divided(const ModelOptions& options) {
                        .gpu_index = options.gpu_index,
                        .thresholds = thresholds_.by_layer,
                        .request = request,
-                       .machine = {.link_share = options.link_share,
+                       .machine = {.host_memory = options.host_memory,
+                                   .link_share = options.link_share,
                                    .no_look_ahead = options.no_look_ahead,
                                    .gpu = options.gpu,
                                    .threads = options.threads},
@@ -380,7 +387,7 @@ void Session::start_divided(const ModelOptions& options) {
 // Whether the CPU runs from a copy of the weights.
 bool Session::copies_weights(const ModelOptions& options) const {
   if ((!device_->is_host() && !planned_) || options.mmap) return false;
-  const size_t bytes = model_->weight_bytes(), available = system_memory().usable();
+  const size_t bytes = model_->weight_bytes(), available = host_memory_of(options);
   if (options.no_mmap && bytes > available) {
     fail("--no-mmap takes {} of memory for the weights and {} is available; leave it out", human_bytes(bytes),
          human_bytes(available));

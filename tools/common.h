@@ -50,6 +50,7 @@ struct ModelOptions {
   std::optional<double> link_share;      // of a divided model's cold neurons, read by the GPU; default: as planned
   std::optional<int64_t> stream_tokens;  // of a divided model; default: as the plan's machine makes it
   bool no_look_ahead = false;
+  std::optional<double> host_memory;   // GiB that may be used; default: what is available
   bool mmap = false, no_mmap = false;  // neither: as there is memory
   bool no_graph = false;
   bool no_measure = false;  // --sparsity auto: take predictors where there are any
@@ -64,6 +65,8 @@ void set_logging(bool quiet, bool verbose);
 void add_thread_option(CLI::App& sub, int& threads);
 // -m/--model, which is required, and -hf in its place (hub_models.h).
 void add_model_file_option(CLI::App& sub, std::string& model);
+// Bytes of host memory that a session may use, the model included.
+uint64_t host_memory_of(const ModelOptions& options);
 // All of ModelOptions.
 void add_model_options(CLI::App& sub, ModelOptions& options);
 void add_transpose_down(CLI::App& sub, TransposeDownOptions& options);
@@ -124,7 +127,7 @@ class Session {
   bool copies_weights(const ModelOptions& options) const;
   void make_engine(const ModelOptions& options);
   void check_host_memory(const ModelOptions& options) const;
-  void warn_of_disk();
+  void warn_of_disk(const ModelOptions& options);
   std::string sparsity_reason(const ModelOptions& options);
   std::string sparsity_reason_alone(const ModelOptions& options);  // without what was measured
 

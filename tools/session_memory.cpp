@@ -9,12 +9,18 @@
 
 namespace hearth::tools {
 
+uint64_t host_memory_of(const ModelOptions& options) {
+  constexpr double kGiB = 1024.0 * 1024 * 1024;
+  if (options.host_memory) return static_cast<uint64_t>(*options.host_memory * kGiB);
+  return system_memory().usable();
+}
+
 // For models that the CPU runs alone; the plan knows about divided ones.
 void Session::check_host_memory(const ModelOptions& options) const {
   const model::Config& c = model_->config();
   const int64_t n_ctx = options.n_ctx > 0 ? options.n_ctx : std::min(c.n_ctx_train, engine::kDefaultContext);
   const uint64_t page = static_cast<uint64_t>(c.n_layer) * engine::KvCache::layer_page_bytes(c);
-  check_cache_fits(n_ctx, page / kPagePositions * static_cast<uint64_t>(options.n_sequences), system_memory().usable());
+  check_cache_fits(n_ctx, page / kPagePositions * static_cast<uint64_t>(options.n_sequences), host_memory_of(options));
 }
 
 namespace {
@@ -37,13 +43,14 @@ uint64_t cold_experts(const model::Model& model, const engine::Placement& placem
 }  // namespace
 
 // After everything but the weights has its memory. Weights are mapped then, as copies are made only where there is room.
-void Session::warn_of_disk() {
+void Session::warn_of_disk(const ModelOptions& options) {
   if (!planned_ && on_gpu()) return;
   HostNeed need;
   need.weights = planned_ ? cold_experts(*model_, planned_->placement) : model_->weight_bytes();
-  need.available = system_memory().usable();
+  need.available = host_memory_of(options);
   for (const Device* d : {device_.get(), host_device_.get()}) {
-    if (d == nullptr || !d->is_host()) continue;
+    if (d == nullptr || !d->is_host() || options.host_memory)
+      continue;  // what is available now is less by what they took
     for (const MemoryUse& use : d->memory()) need.available += use.purpose == Purpose::weights ? use.bytes : 0;
   }
   if (need.weights <= need.available) return;

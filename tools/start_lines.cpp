@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -30,6 +31,16 @@ double share_on_gpu(const model::Model& m, const engine::Placement& p) {
   return all > 0 ? hot / all : 0;
 }
 
+// Every neuron, or expert, of every layer.
+std::vector<std::vector<int32_t>> all_ids(const model::Model& m) {
+  std::vector<std::vector<int32_t>> all;
+  for (const model::LayerWeights& w : m.weights().layers) {
+    std::vector<int32_t>& ids = all.emplace_back(w.router ? w.experts.size() : static_cast<size_t>(w.ffn.n()));
+    std::iota(ids.begin(), ids.end(), 0);
+  }
+  return all;
+}
+
 // Expected of a model that is not divided, by the plan that has it where it is; nullopt for other kernels than usual.
 std::optional<double> plan_speed(Session& session, const ModelOptions& o) {
   if (o.isa || o.no_measure) return std::nullopt;
@@ -41,7 +52,8 @@ std::optional<double> plan_speed(Session& session, const ModelOptions& o) {
     request.sparsity = session.engine().sparsity();
     request.vram_budget = gpu ? gpu->total_bytes : 0;
     set_machine({.gpu = o.gpu, .threads = o.threads}, gpu, session.model(), request);
-    request.host_memory = 0;  // it is there already
+    request.host_memory = 0;                                  // it is there already
+    if (gpu) request.gpu_buckets = all_ids(session.model());  // even if the CPU alone should be faster
     const offline::Planner planner =
         make_planner(session.model(), {session.sidecar(), session.thresholds(), std::nullopt}, request);
     return planner.plan(gpu ? planner.largest_useful_budget() : 0).tokens_per_second();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -28,6 +29,7 @@ struct Flags {
   int64_t text_tokens = 2048, words_per_topic = 64;
   int threads = 0;
   bool activation_given = false, density_given = false, hot_share_given = false;
+  std::optional<double> expert_skew, expert_persistence;
   offline::SynthOptions options;
 };
 
@@ -63,6 +65,8 @@ offline::SynthOptions options_of(const Flags& f) {
   offline::SynthOptions o = f.options;
   o.shape = shape_of(f);
   o.type = dtype_flag("--type", f.type);
+  o.expert_skew = f.expert_skew.value_or(o.shape.expert_skew);
+  o.expert_persistence = f.expert_persistence.value_or(o.shape.expert_persistence);
   if (o.shape.n_expert > 0 && !f.hot_share_given) o.hot_share = kExpertHotShare;
   if (o.shape.n_expert > 0 && !f.activation_given) {
     o.dense = !f.density_given, o.activation = o.shape.default_activation();
@@ -172,10 +176,15 @@ void add_statistics(CLI::App& cmd, Flags& f) {
       ->capture_default_str();
   cmd.add_flag("--dense", o.dense, "plain random weights: no control over the sparsity");
   cmd.add_option(
-         "--expert-skew", o.expert_skew,
+         "--expert-skew", f.expert_skew,
          "how unequally experts are liked: standard deviation over experts of a router's logits, over that over "
-         "tokens")
-      ->capture_default_str();
+         "tokens (default: the shape's, or 0.5)")
+      ->type_name("X");
+  cmd.add_option(
+         "--expert-persistence", f.expert_persistence,
+         "how long experts stay chosen: share of the variance over tokens of a router's logits that the words of "
+         "a topic have in common, 0 to 0.9 (default: the shape's, or 0)")
+      ->type_name("X");
   cmd.add_option("--activation", o.activation,
                  "relu, or silu with --dense; where it is not given, mixtures have their architecture's, and are dense "
                  "unless a smallthinker's --density is given")

@@ -55,12 +55,15 @@ void read_shared(const Fields& f, HfExperts& e) {
   if (e.n_ff_shared > kMaxDim) fail("{}: {} shared experts of {} neurons are too many", f.where(), e.n_shared, e.n_ff);
 }
 
-void read_groups(const Fields& f, Routing& r) {
+// DeepSeek-V2 limits tokens to groups only where topk_method says so; its successors always do, by another score.
+void read_groups(const Fields& f, bool is_v2, Routing& r) {
+  const std::string method = f.text("topk_method").value_or("");
+  const bool by_best = method == "group_limited_greedy";
+  refuse_if(by_best && !is_v2, f, "topk_method group_limited_greedy", "noaux_tc is");
+  if (is_v2 && !by_best) return;
+  r.n_best_of_group = by_best ? 1 : 2;
   r.n_groups = f.integer("n_group", 1, r.n_expert).value_or(1);
   r.n_groups_used = f.integer("topk_group", 1, r.n_groups).value_or(r.n_groups);
-  const std::string method = f.text("topk_method").value_or("");
-  refuse_if(method == "group_limited_greedy" && r.n_groups_used < r.n_groups, f, "topk_method group_limited_greedy",
-            "greedy and noaux_tc are");
   if (r.n_expert % r.n_groups != 0 || r.n_expert / r.n_groups * r.n_groups_used < r.n_used) {
     fail("{}: {} of {} groups of {} experts cannot give {} experts", f.where(), r.n_groups_used, r.n_groups, r.n_expert,
          r.n_used);
@@ -99,7 +102,7 @@ HfExperts read_hf_experts(const Fields& f, std::string_view hf_architecture) {
   e.n_dense_layers = f.integer("first_k_dense_replace", 0, 4096).value_or(0);
   e.shared_gate = m->shared_gate, e.correction = m->correction, e.shared_prefix = m->shared_prefix;
   if (!m->shared_prefix.empty()) read_shared(f, e);
-  read_groups(f, r);
+  read_groups(f, hf_architecture == "DeepseekV2ForCausalLM", r);
   return e;
 }
 
@@ -118,7 +121,9 @@ void write_experts(const HfExperts& e, const std::string& prefix, gguf::Writer& 
     u32("expert_shared_feed_forward_length", e.n_ff_shared);
   }
   if (e.n_dense_layers > 0) u32("leading_dense_block_count", e.n_dense_layers);
-  if (r.n_groups > 1) u32("expert_group_count", r.n_groups), u32("expert_group_used_count", r.n_groups_used);
+  if (r.n_groups == 1) return;
+  u32("expert_group_count", r.n_groups), u32("expert_group_used_count", r.n_groups_used);
+  writer.set("hearth.expert_best_of_group", static_cast<uint32_t>(r.n_best_of_group));
 }
 
 }  // namespace hearth::convert

@@ -10,6 +10,7 @@
 //
 //   token  = token_seconds + embedding + sum over layers of (attention + ffn) + head
 //   attention on the GPU: kernels + (weights + cache) / (gpu * dense);  on the CPU: handoff + the same / (cpu * dense)
+//   where the GPU's bytes are few, they take bytes / gpu and short_kernel_seconds a kernel instead
 //   ffn    = kernels + S + max(hot, cold) + overlap_loss * min(hot, cold) + (handoff, if a neuron is cold)
 //     hot  = gathered rows on the GPU / (gpu * sparse), cold = gates / (cpu * dense) + gathered rows / (cpu * sparse)
 //            with a predictor on the GPU, which may read a share of the cold rows itself (linked ones), most of the
@@ -20,8 +21,12 @@
 //     With look-ahead the GPU reads the next layer's predictor beside its own rows, and linked ones are counted as if
 //     they came after it; the CPU fetches foreseen_share of its rows while the GPU attends and predicts, as far
 //     as that time goes, and needs 1 / fetched_speedup of the time for these afterwards.
+//   experts = router + hot, hot = kernels + rows / (gpu * dense), if all are on the GPU; else the GPU asks the CPU in every
+//            layer, and waits where a token uses a cold expert: router + asking + hot, or with the chance of that, which
+//            takes choices for independent, max(hot, handoff - asking + rows / (cpu * dense)) in place of hot
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
-// A layer whose attention and whole FFN are on the CPU needs one hand-off, not two.
+// A layer whose attention and whole FFN are on the CPU needs one hand-off, not two; on the CPU alone it takes
+// cpu_layer_seconds and its bytes.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -72,14 +77,20 @@ struct CostModel {
   // Fixed times, seconds, as measured on an H200 in the middle of a token: kernels that do little still take several
   // times a bare kernel's time.
   double kernel_seconds = 1.3e-6;  // one dependent kernel inside a graph
-  double attention_kernels = 4;    // norm, QKV, rope + cache + attention, output product
-  double ffn_kernels = 5;          // the FFN of a list, and the sum of its blocks' sums
-  double gate_kernels = 3;         // gates of all neurons, and the list
-  double predictor_kernels = 3;    // one, whose blocks wait for each other twice
-  double head_kernels = 3;         // norm, head, argmax
-  double handoff_seconds = 12e-6;  // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
-  double asking_seconds = 4e-6;    // the part of it that the GPU spends by itself: to post, and to wait for words
-  double token_seconds = 30e-6;    // launching the graph, sampling
+  // A kernel whose bytes are too few to hide its own steps takes this more: all on the GPU, a 7B's layer takes 25 us
+  // beyond its bytes at the memory's full speed, in f16 as in Q8_0 and Q4_0 (docs/archive/performance-log.md).
+  double short_kernel_seconds = 0.8e-6;
+  double attention_kernels = 4;      // norm, QKV, rope + cache + attention, output product
+  double ffn_kernels = 5;            // the FFN of a list, and the sum of its blocks' sums
+  double gate_kernels = 3;           // gates of all neurons, and the list
+  double predictor_kernels = 3;      // one, whose blocks wait for each other twice
+  double router_kernels = 6;         // norm, products, and a choice that waits for all of them
+  double expert_kernels = 6;         // gate and up, down, and their sum
+  double head_kernels = 3;           // norm, head, argmax
+  double handoff_seconds = 12e-6;    // GPU -> CPU -> GPU in the middle of a token, beyond the bytes (a bare one: 11)
+  double asking_seconds = 4e-6;      // the part of it that the GPU spends by itself: to post, and to wait for words
+  double token_seconds = 30e-6;      // launching the graph, sampling
+  double cpu_layer_seconds = 20e-6;  // of a layer on the CPU alone beyond its bytes: a team begins and ends operations
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
   double fetch_seconds =
       60e-6;  // of a layer whose experts are streamed: the host waits for the choice, the GPU for the
@@ -99,12 +110,12 @@ struct CostModel {
 
   // Figures for a machine that nothing was measured on. Quantised weights are bound by arithmetic and latencies more
   // than by bytes, so that it brings little to have them in a cache: figures of kernels for them, from 7B runs at 2.5
-  // to 4.7 GiB (H200, 16 Xeon cores).
+  // to 4.7 GiB (H200, 16 Xeon cores). Q4_K is 4 % slower than Q4_0 there; a CPU of 140 GB/s reads its experts at 70.
   void set_weights(DType type) {
     if (type == DType::q8_0) fetched_speedup = 1.1;
-    if (type != DType::q4_0) return;
+    if (type != DType::q4_0 && type != DType::q4_k) return;
     gpu_dense_efficiency = 0.62, gpu_sparse_efficiency = 0.4;
-    cpu_dense_efficiency = 0.4, cpu_sparse_efficiency = 0.28;
+    cpu_dense_efficiency = type == DType::q4_0 ? 0.4 : 0.5, cpu_sparse_efficiency = 0.28;
     fetched_speedup = 1;
   }
 
@@ -128,8 +139,16 @@ struct CostModel {
 
   double overlapped(double hot, double cold) const { return std::max(hot, cold) + overlap_loss * std::min(hot, cold); }
   double gpu_dense(double bytes) const { return bytes / (gpu_bandwidth * gpu_dense_efficiency); }
+  // Seconds that bytes add to kernels which read them one behind the other; at_rate: by their kind of access.
+  double gpu_reads(double kernels, double bytes, double at_rate) const {
+    return std::max(at_rate, kernels * short_kernel_seconds + bytes / gpu_bandwidth);
+  }
+  // The same with the kernels.
+  double on_gpu(double kernels, double bytes, double at_rate) const {
+    return kernels * kernel_seconds + gpu_reads(kernels, bytes, at_rate);
+  }
   double gpu_predictor(double bytes) const {
-    return predictor_kernels * kernel_seconds + bytes / (gpu_bandwidth * gpu_predictor_efficiency);
+    return on_gpu(predictor_kernels, bytes, bytes / (gpu_bandwidth * gpu_predictor_efficiency));
   }
   double gpu_sparse(double bytes) const { return bytes / (gpu_bandwidth * gpu_sparse_efficiency); }
   double cpu_dense(double bytes) const { return bytes / (cpu_bandwidth * cpu_dense_efficiency); }

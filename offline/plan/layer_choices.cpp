@@ -47,6 +47,10 @@ LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const
     active_[k + 1] = active_[k] + f;
     predicted_[k + 1] = predicted_[k] + std::min(1.0, f * named);
   }
+  spared_.assign(active_.size(), 1.0);
+  for (size_t k = order_.size(); k-- > 0;) {
+    spared_[k] = spared_[k + 1] * (1 - std::min(1.0, p[static_cast<size_t>(order_[k])]));
+  }
 }
 
 uint64_t LayerCosts::kv_gpu_bytes(const LayerChoice& c) const {
@@ -78,6 +82,10 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   const auto gate = static_cast<double>(shape_.gate_bytes), up_down = static_cast<double>(shape_.up_down_bytes);
   const auto k = static_cast<size_t>(c.hot), n = order_.size();
   Traffic t;
+  if (shape_.experts) {  // whole matrices
+    t.gpu_dense = active_[k] * up_down, t.cpu_dense = (active_[n] - active_[k]) * up_down;
+    return t;
+  }
   switch (c.selection) {
     case Selection::all:
       t.gpu_dense = static_cast<double>(k) * (gate + up_down);
@@ -156,43 +164,60 @@ std::vector<int32_t> LayerCosts::linked(const LayerChoice& c) const {
 
 LayerCosts::FfnTime LayerCosts::ffn_time(const LayerChoice& c) const {
   const Traffic t = ffn_traffic(c);
-  const double gpu_sparse = cost_.gpu_sparse(t.gpu_sparse);
+  const bool gpu_ffn = c.hot > 0 || c.predicts_on_gpu();
+  const double kernels = gpu_ffn ? cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0) : 0;
   const double cpu_dense = cost_.cpu_dense(t.cpu_dense), cpu_sparse = cost_.cpu_sparse(t.cpu_sparse);
   if (c.predicts_on_gpu()) {
     // A hint runs beside the rows: it takes the memory's time, none of its own.
     const double hint = c.look_ahead ? cost_.gpu_dense(static_cast<double>(shape_.predictor_bytes)) : 0;
     const bool asks = t.cpu_sparse > 0;
     const double cold = std::max(cpu_seconds(c, t.cpu_sparse), linked_seconds(c, t.link, !asks));
-    return {predictor_seconds(), gpu_sparse + hint, cold + (asks ? cost_.asking_seconds : 0)};
+    return {predictor_seconds() + kernels * cost_.kernel_seconds,
+            cost_.gpu_reads(kernels, t.gpu_sparse, cost_.gpu_sparse(t.gpu_sparse)) + hint,
+            cold + (asks ? cost_.asking_seconds : 0)};
   }
-  if (c.selection == Selection::predictor) return {cpu_dense, gpu_sparse, cpu_sparse};
-  return {0, cost_.gpu_dense(t.gpu_dense) + gpu_sparse, cpu_dense + cpu_sparse};
+  const bool predicts = c.selection == Selection::predictor;  // on the CPU
+  const double at_rate = cost_.gpu_dense(t.gpu_dense) + cost_.gpu_sparse(t.gpu_sparse);
+  return {kernels * cost_.kernel_seconds + (predicts ? cpu_dense : 0), cost_.gpu_reads(kernels, t.gpu(), at_rate),
+          cpu_sparse + (predicts ? 0 : cpu_dense)};
 }
 
 double LayerCosts::attention_seconds(const LayerChoice& c) const {
-  const Traffic attention = attention_traffic(c);
-  const double kernels = c.attention == Where::gpu ? cost_.attention_kernels : 0;
-  return cost_.gpu_dense(attention.gpu_dense) + cost_.cpu_dense(attention.cpu_dense) + kernels * cost_.kernel_seconds;
+  const Traffic t = attention_traffic(c);
+  if (c.attention == Where::cpu) return cost_.cpu_dense(t.cpu_dense);
+  return cost_.on_gpu(cost_.attention_kernels, t.gpu_dense, cost_.gpu_dense(t.gpu_dense));
+}
+
+double LayerCosts::expert_seconds(const LayerChoice& c) const {
+  const Traffic t = ffn_traffic(c);
+  const double router = cost_.on_gpu(cost_.router_kernels, 0, 0);
+  const double hot = cost_.on_gpu(cost_.expert_kernels, t.gpu_dense, cost_.gpu_dense(t.gpu_dense));
+  if (c.hot == shape_.n_ff) return router + hot;
+  const double spared = spared_[static_cast<size_t>(c.hot)], asked = 1 - spared;
+  double waits = 0;
+  if (asked > 0) {
+    waits = cost_.overlapped(hot, cost_.handoff_seconds - cost_.asking_seconds + cost_.cpu_dense(t.cpu_dense) / asked);
+  }
+  return router + cost_.asking_seconds + spared * hot + asked * waits;
 }
 
 double LayerCosts::seconds(const LayerChoice& c) const {
-  const bool gpu_ffn = c.hot > 0 || c.predicts_on_gpu();
-  const bool cold = c.hot < shape_.n_ff;
-  double sum = attention_seconds(c);
-  if (gpu_ffn) {
-    sum += (cost_.ffn_kernels + (c.selection == Selection::gate ? cost_.gate_kernels : 0)) * cost_.kernel_seconds;
+  const double attention = attention_seconds(c);
+  if (shape_.experts && c.hot > 0) {
+    return attention + (c.attention == Where::cpu ? cost_.handoff_seconds : 0) + expert_seconds(c);
   }
+  const bool gpu_ffn = c.hot > 0 || c.predicts_on_gpu(), cold = c.hot < shape_.n_ff;
   const bool in_ffn_time = c.predicts_on_gpu();  // the FFN's hand-off is, as a part of the CPU's side
   const int handoffs = (c.attention == Where::cpu ? 1 : 0) + (cold && !in_ffn_time ? 1 : 0);
-  sum += cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1));
   const FfnTime ffn = ffn_time(c);
-  return sum + ffn.before + cost_.overlapped(ffn.hot, ffn.cold);
+  return attention + cost_.handoff_seconds * (gpu_ffn ? handoffs : std::min(handoffs, 1)) + ffn.before +
+         cost_.overlapped(ffn.hot, ffn.cold);
 }
 
 double LayerCosts::seconds_cpu_only(Selection selection) const {
   const LayerChoice c{.selection = selection};
   const FfnTime ffn = ffn_time(c);
-  return cost_.cpu_dense(attention_traffic(c).cpu_dense) + ffn.before + ffn.cold;
+  return cost_.cpu_layer_seconds + cost_.cpu_dense(attention_traffic(c).cpu_dense) + ffn.before + ffn.cold;
 }
 
 std::vector<Selection> LayerCosts::selections(Sparsity sparsity, bool sparse_family) const {

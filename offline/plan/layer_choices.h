@@ -70,11 +70,12 @@ class LayerCosts {
 
  private:
   struct FfnTime {
-    double before;  // what both sides wait for
+    double before;  // what both sides wait for, and the GPU's kernels
     double hot, cold;
   };
   FfnTime ffn_time(const LayerChoice& choice) const;
   double attention_seconds(const LayerChoice& choice) const;
+  double expert_seconds(const LayerChoice& choice) const;  // with experts on the GPU
   double predictor_seconds() const;                    // on the GPU
   double cold_bytes(const LayerChoice& choice) const;  // gathered rows that the CPU or the link has to read
   // With a predictor on the GPU, when the CPU's answer is there if these are its rows, and when the GPU has read these
@@ -93,6 +94,7 @@ class LayerCosts {
   std::vector<int32_t> order_;
   std::vector<double> active_;     // [n_ff + 1] expected activations of the first k neurons of order_
   std::vector<double> predicted_;  // [n_ff + 1] the same for predictions
+  std::vector<double> spared_;     // [n_ff + 1] of experts: the chance that a token uses none but the first k
 };
 
 }  // namespace hearth::offline

@@ -111,7 +111,7 @@ uint64_t Planner::kv_layer_bytes() const {
 uint64_t Planner::largest_staged_expert() const {
   uint64_t most = 0;
   for (const LayerShape& s : shape_.layers) {
-    if (!s.gpu_experts) continue;
+    if (!s.can_stream) continue;
     const uint64_t table = static_cast<uint64_t>(s.n_ff) * kExpertTableBytes;
     most = std::max(
         most, s.up_down_bytes + (shape_.quantized ? s.neuron_on_gpu() : 0) + table + 8 * request_.reserve.alignment);
@@ -144,7 +144,7 @@ double Planner::head_seconds(bool embedding, bool output) const {
   const CostModel& c = request_.cost;
   const auto bytes = static_cast<double>(shape_.output_bytes);
   const double head =
-      output ? c.head_kernels * c.kernel_seconds + c.gpu_dense(bytes) : c.handoff_seconds + c.cpu_dense(bytes);
+      output ? c.on_gpu(c.head_kernels, bytes, c.gpu_dense(bytes)) : c.handoff_seconds + c.cpu_dense(bytes);
   return head + (embedding ? 0 : c.host_embedding_seconds);
 }
 

@@ -34,7 +34,7 @@ void keep_best_groups(const Routing& r, std::span<float> selecting) {
       second = std::max(second, std::min(best, s));
       best = std::max(best, s);
     }
-    of_group[static_cast<size_t>(g)] = size > 1 ? best + second : best;
+    of_group[static_cast<size_t>(g)] = size > 1 && r.n_best_of_group > 1 ? best + second : best;
   }
   std::array<bool, kMostExperts> kept{};
   for (int64_t k = 0; k < r.n_groups_used; ++k) {

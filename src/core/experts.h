@@ -19,16 +19,17 @@ enum class Gating {
 constexpr int64_t kMostExperts = 1024;    // of a layer
 constexpr size_t kExpertTableBytes = 48;  // at most, of an expert, in a device's table of a layer's experts
 
-// From logits to a choice, as llama.cpp's build_moe_ffn and DeepSeek-V3 (arXiv 2412.19437, 2.1.2) do it: of the groups
-// those with the largest sums of their two best selecting scores stay; of their experts the n_used best are chosen, the
-// one with the smaller id first where two are equal. A selecting score is score + correction, a weight is the score
-// alone, divided by the sum of the chosen ones if `normalize`, times `scale`.
+// From logits to a choice, as llama.cpp's build_moe_ffn, DeepSeek-V2 (arXiv 2405.04434, 2.2.2) and V3 (arXiv 2412.19437,
+// 2.1.2) do it: of the groups those with the largest sums of their best selecting scores stay; of their experts the
+// n_used best are chosen, the one with the smaller id first where two are equal. A selecting score is score +
+// correction, a weight is the score alone, divided by the sum of the chosen ones if `normalize`, times `scale`.
 struct Routing {
   Gating gating = Gating::softmax;
   int64_t n_expert = 0, n_used = 0;
   bool normalize = false;
   float scale = 1.0f;
   int64_t n_groups = 1, n_groups_used = 1;  // of equally many consecutive experts
+  int64_t n_best_of_group = 2;              // selecting scores whose sum ranks a group: 1 (DeepSeek-V2) or 2
 };
 
 // The router of one layer. Logits are w h + bias, in f32 of the f32 activations: w is not quantised.

@@ -23,6 +23,12 @@ constexpr std::array kRouting = {
     RoutingTraits{"deepseek2", Gating::softmax, false}, RoutingTraits{"smallthinker", Gating::softmax, true},
 };
 
+// llama.cpp has no key for it, and ranks groups by two. DeepSeek's models differ in it as in their gating function.
+constexpr const char* kBestOfGroupKey = "hearth.expert_best_of_group";
+int64_t published_best_of_group(std::string_view arch, Gating gating) {
+  return arch == "deepseek2" && gating == Gating::softmax ? 1 : 2;
+}
+
 // Reads keys with the architecture's prefix; errors name the file and the key.
 class Keys {
  public:
@@ -78,7 +84,7 @@ Gating read_gating(const Keys& keys, Gating otherwise) {
   }
 }
 
-void read_groups(const Keys& keys, Routing& r) {
+void read_groups(const Keys& keys, std::string_view arch, Routing& r) {
   r.n_groups = std::max<int64_t>(1, keys.count_or("expert_group_count", 0, r.n_expert, 1));
   r.n_groups_used = std::max<int64_t>(1, keys.count_or("expert_group_used_count", 0, r.n_groups, r.n_groups));
   if (r.n_expert % r.n_groups != 0) {
@@ -89,6 +95,9 @@ void read_groups(const Keys& keys, Routing& r) {
     fail("{}: {} is {}, whose {} experts are fewer than {}, {}", keys.where(), keys.name("expert_group_used_count"),
          r.n_groups_used, r.n_expert / r.n_groups * r.n_groups_used, keys.name("expert_used_count"), r.n_used);
   }
+  r.n_best_of_group = keys.file().get<int64_t>(kBestOfGroupKey).value_or(published_best_of_group(arch, r.gating));
+  if (r.n_best_of_group != 1 && r.n_best_of_group != 2)
+    fail("{}: {} is {}, expected 1 or 2", keys.where(), kBestOfGroupKey, r.n_best_of_group);
 }
 
 Routing read_routing(const Keys& keys, std::string_view arch, int64_t n_expert) {
@@ -107,7 +116,7 @@ Routing read_routing(const Keys& keys, std::string_view arch, int64_t n_expert) 
   if (!std::isfinite(r.scale) || r.scale < 0) {
     fail("{}: {} is {}, expected a positive number", keys.where(), keys.name("expert_weights_scale"), r.scale);
   }
-  read_groups(keys, r);
+  read_groups(keys, arch, r);
   return r;
 }
 

@@ -35,12 +35,14 @@ TEST_F(GpuExpertsTest, RoutersChooseAsTheReferenceDoes) {
   for (const Gating gating : {Gating::softmax, Gating::sigmoid, Gating::selected_softmax}) {
     for (const bool corrected : {false, true}) {
       for (const int64_t T : {1, 5, 8, 50}) {
-        for (const auto& [n, used, groups, groups_used, normalize, shared] :
-             {std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool>{7, 1, 1, 1, false, false},
-              {60, 4, 1, 1, true, true},
-              {64, 8, 8, 3, true, false},
-              {64, 6, 32, 4, false, true},
-              {33, 33, 1, 1, true, false}}) {
+        for (const auto& [n, used, groups, groups_used, best, normalize, shared] :
+             {std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool>{7, 1, 1, 1, 2, false, false},
+              {60, 4, 1, 1, 2, true, true},
+              {64, 8, 8, 3, 2, true, false},
+              {64, 6, 32, 4, 2, false, true},
+              {160, 6, 8, 3, 1, false, true},  // DeepSeek-V2
+              {15, 4, 5, 2, 1, true, false},
+              {33, 33, 1, 1, 2, true, false}}) {
           SCOPED_TRACE(fmt::format("gating {} corrected {} T {} of {}", static_cast<int>(gating), corrected, T, n));
           const TwinAct in = make_input(rng, T, n_embd);
           const TwinMatrix w(*ref_, *gpu_, rng, DType::f32, n, n_embd, 0.3f);
@@ -50,7 +52,7 @@ TEST_F(GpuExpertsTest, RoutersChooseAsTheReferenceDoes) {
           TwinChoice choice(*ref_, *gpu_, T, used + (shared ? 1 : 0));
           for (const int s : {kRef, kGpu}) {
             Router r;
-            r.routing = {gating, n, used, normalize, 2.5f, groups, groups_used};
+            r.routing = {gating, n, used, normalize, 2.5f, groups, groups_used, best};
             r.w = w.on(s), r.bias = {bias.on(s), n}, r.shared = shared;
             if (corrected) r.correction = {correction.on(s), n};
             if (shared && normalize) r.shared_gate = gate.on(s);

@@ -113,6 +113,7 @@ TEST_F(DeepSeek, KeysAreLlamaCpps) {
   EXPECT_EQ(integer("expert_gating_func"), 2);
   EXPECT_EQ(integer("expert_group_count"), 2);
   EXPECT_EQ(integer("expert_group_used_count"), 1);
+  EXPECT_EQ(file.require<int64_t>("hearth.expert_best_of_group"), 2);
   EXPECT_FLOAT_EQ(file.require<float>("deepseek2.rope.scaling.yarn_log_multiplier"), 0.05f);
   EXPECT_EQ(file.find("hearth.attention.latent_norm_epsilon"), nullptr);
   const model::Model m = model::Model::load(dir_ / "m.gguf");
@@ -120,6 +121,30 @@ TEST_F(DeepSeek, KeysAreLlamaCpps) {
   const double all = 0.1 * 0.5 * std::log(40.0) + 1, rotation = (0.1 * std::log(40.0) + 1) / all;
   EXPECT_NEAR(m.config().attention_scale, all * all / std::sqrt(24.0), 1e-6);
   EXPECT_NEAR(m.config().ropes[0].attention_factor, rotation, 1e-6);
+}
+
+// V2 limits tokens to groups, and ranks them by their best expert, only where it says so.
+TEST_F(DeepSeek, GroupsOfV2) {
+  config_["architectures"] = {"DeepseekV2ForCausalLM"};
+  for (int64_t l = 1; l < 3; ++l) {
+    tensors_.erase("model.layers." + std::to_string(l) + ".mlp.gate.e_score_correction_bias");
+  }
+  const auto routing = [&] {
+    convert();
+    return model::Model::load(dir_ / "m.gguf").config().experts.routing;
+  };
+  config_["topk_method"] = "group_limited_greedy";
+  const Routing limited = routing();
+  EXPECT_EQ(limited.gating, Gating::softmax);
+  EXPECT_FALSE(limited.normalize);
+  EXPECT_EQ(limited.scale, 2.5f);
+  EXPECT_EQ(limited.n_groups, 2);
+  EXPECT_EQ(limited.n_groups_used, 1);
+  EXPECT_EQ(limited.n_best_of_group, 1);
+  config_["topk_method"] = "greedy";
+  EXPECT_EQ(routing().n_groups, 1);
+  config_.erase("topk_method");
+  EXPECT_EQ(routing().n_groups, 1);
 }
 
 TEST_F(DeepSeek, RowsThatMakeKeysAreTransposed) {

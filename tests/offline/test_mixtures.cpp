@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "core/error.h"
 #include "core/forwarding_device.h"
@@ -14,6 +18,7 @@
 #include "offline/plan/explain.h"
 #include "offline/plan/explain_experts.h"
 #include "offline/synth.h"
+#include "offline/synth_sparsity.h"
 #include "offline/synth_vocab.h"
 #include "plan_cases.h"
 #include "support/paths.h"
@@ -42,9 +47,23 @@ class CountsExperts final : public ForwardingDevice {
     ForwardingDevice::route(router, in, T, choice);
     auto& counts = layers.emplace_back(static_cast<size_t>(router.routing.n_expert));
     for (int64_t i = 0; i < T * choice.n_named; ++i) ++counts[static_cast<size_t>(choice.ids[i])];
+    named.emplace_back(choice.ids, choice.ids + T * choice.n_named);
   }
   std::vector<std::vector<int>> layers;
+  std::vector<std::vector<int32_t>> named;  // [layer][T * n_named]
 };
+
+// The share of the choices that goes to the most popular quarter of the experts, mean over layers.
+double top_quarter(CountsExperts& device) {
+  double share = 0;
+  for (std::vector<int>& counts : device.layers) {
+    std::sort(counts.rbegin(), counts.rend());
+    double top = 0, all = 0;
+    for (size_t i = 0; i < counts.size(); ++i) all += counts[i], top += i < counts.size() / 4 ? counts[i] : 0;
+    share += top / all / static_cast<double>(device.layers.size());
+  }
+  return share;
+}
 
 // The share of the choices that goes to the most popular quarter of the experts, over random words.
 double top_quarter(const std::filesystem::path& path) {
@@ -54,14 +73,7 @@ double top_quarter(const std::filesystem::path& path) {
   engine::Engine e(model, device, {.n_ctx = 512});
   engine::Sequence text = e.sequence();
   e.eval(text, synthetic_text(700, 300, 64, 5));
-  double share = 0;
-  for (std::vector<int>& counts : device.layers) {
-    std::sort(counts.rbegin(), counts.rend());
-    double top = 0, all = 0;
-    for (size_t i = 0; i < counts.size(); ++i) all += counts[i], top += i < counts.size() / 4 ? counts[i] : 0;
-    share += top / all / static_cast<double>(device.layers.size());
-  }
-  return share;
+  return top_quarter(device);
 }
 
 TEST(SynthMixture, HoldsTheExpertsThatWereAskedFor) {
@@ -140,6 +152,75 @@ TEST(SynthMixture, SkewMakesSomeExpertsPopular) {
   EXPECT_GT(skewed, 0.6);
 }
 
+// Of a text that goes through all topics: how many experts 2, 4 and 8 consecutive tokens use together, times those of
+// one, and the share of the most popular quarter; means over layers.
+struct Persistence {
+  std::array<double, 3> together{};
+  double top = 0;
+};
+Persistence persistence_of(double prescribed, ThreadTeam& team) {
+  constexpr int64_t kTokens = 64 * 32, kVocab = 3000;
+  const test::TempDir dir;
+  SynthOptions o = small_mixture(0.8);
+  o.shape = {"small", "qwen3moe", 3, 512, 32, 4, 2, kVocab, kTokens, 1e4f, 32, 64, 4};
+  o.expert_persistence = prescribed;
+  write_synthetic(dir / "m.gguf", o, team);
+  auto model = model::Model::load(dir / "m.gguf");
+  const auto cpu = cpu::make_device(team);
+  CountsExperts device(*cpu);
+  engine::Engine e(model, device, {.n_ctx = kTokens, .n_batch = kTokens});
+  engine::Sequence text = e.sequence();
+  e.eval(text, synthetic_text(kVocab, kTokens, 32, 5));
+  Persistence p;
+  for (const std::vector<int32_t>& ids : device.named) {
+    for (size_t w = 0; w < p.together.size(); ++w) {
+      const size_t n = size_t{4} * (size_t{2} << w);  // ids of 2, 4, 8 tokens
+      double all = 0;
+      for (size_t i = 0; i + n <= ids.size(); i += 4) all += static_cast<double>(std::set(&ids[i], &ids[i] + n).size());
+      all /= static_cast<double>(ids.size() / 4 + 1 - n / 4);
+      p.together[w] += all / 4 / static_cast<double>(device.named.size());
+    }
+  }
+  p.top = top_quarter(device);
+  std::printf("    %.1f: %.2f %.2f %.2f, top quarter %.2f\n", prescribed, p.together[0], p.together[1], p.together[2],
+              p.top);
+  return p;
+}
+
+TEST(SynthMixture, PersistenceKeepsExpertsChosen) {
+  ThreadTeam team(2);
+  const Persistence none = persistence_of(0, team);
+  Persistence before = none;
+  std::vector<Persistence> all;
+  for (const double prescribed : {0.3, 0.6, 0.9}) {
+    const Persistence& p = all.emplace_back(persistence_of(prescribed, team));
+    for (size_t w = 0; w < 3; ++w) EXPECT_LT(p.together[w], before.together[w] - 0.02) << prescribed;
+    EXPECT_NEAR(p.top, none.top, 0.06) << "the skew is as prescribed";
+    before = p;
+  }
+  // Within a topic choices are independent draws whose skew has the topic's share of the variance, too.
+  const auto expected = [](double share, int tokens) {
+    const double skew = std::sqrt((0.8 * 0.8 + share) / (1 - share));
+    double low = -20, high = 20, together = 0;  // of what a logit must exceed, so that 4 of 64 do
+    for (int step = 0; step < 60; ++step) {
+      const double least = (low + high) / 2;
+      double sum = 0;
+      together = 0;
+      for (int e = 0; e < 64; ++e) {
+        const double f = normal_cdf(skew * normal_quantile((e + 0.5) / 64) - least);
+        sum += f, together += 1 - std::pow(1 - f, tokens);
+      }
+      (sum > 4 ? low : high) = least;
+    }
+    return together;
+  };
+  const Persistence& some = all.front();
+  for (size_t w = 0; w < 3; ++w) {
+    const int tokens = 2 << w;
+    EXPECT_NEAR(some.together[w] / none.together[w], expected(0.3, tokens) / expected(0, tokens), 0.08) << tokens;
+  }
+}
+
 TEST(SynthMixture, ContradictingOptionsAreRefused) {
   SynthOptions o = small_mixture(0.5);
   o.dense = false;
@@ -147,6 +228,12 @@ TEST(SynthMixture, ContradictingOptionsAreRefused) {
   o = small_mixture(0.5), o.shape.n_expert_used = 17;
   EXPECT_THROW(check_synth_options(o), Error);
   o = small_mixture(0.5), o.shape.arch = "opt";
+  EXPECT_THROW(check_synth_options(o), Error);
+  o = small_mixture(0.5), o.expert_persistence = 0.95;
+  EXPECT_THROW(check_synth_options(o), Error);
+  o.expert_persistence = 0.5, o.shape.n_vocab = 400;  // too few words for topics
+  EXPECT_THROW(check_synth_options(o), Error);
+  o.shape = find_synth_shape("llama-7b");
   EXPECT_THROW(check_synth_options(o), Error);
 }
 
@@ -175,7 +262,7 @@ TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
     EXPECT_EQ(l.selection, engine::Selection::all);
   }
   // What is read of experts is what tokens use.
-  EXPECT_NEAR(plan.traffic.cpu_sparse, 4.0 * 8 * (4 << 20), 1.0);
+  EXPECT_NEAR(plan.traffic.cpu_dense, 4.0 * 8 * (4 << 20), 1.0);
 }
 
 // Prompts stream experts through two slots, which a plan counts.

@@ -33,6 +33,10 @@ PlanRequest request(Sparsity sparsity = Sparsity::auto_, int64_t n_ctx = 2048) {
   return r;
 }
 
+double rows_on_gpu(const CostModel& c, const LayerReport& l) {
+  return c.gpu_reads(c.ffn_kernels, l.ffn.gpu_sparse, c.gpu_sparse(l.ffn.gpu_sparse));
+}
+
 // What a plan says about itself must follow from its lists of neurons.
 void check_accounts(const Planner& planner, const Plan& plan) {
   const ModelShape& s = planner.shape();
@@ -110,7 +114,9 @@ TEST(Plan, WithoutAGpu) {
   double rows = 0;
   for (const double p : planner.frequencies().p[0]) rows += 32 * p * 2 * 8192;
   const CostModel planner_cost = request().cost;
-  EXPECT_NEAR(plan.seconds, planner_cost.cpu_dense(dense) + planner_cost.cpu_sparse(rows), 1e-6);
+  EXPECT_NEAR(plan.seconds,
+              32 * planner_cost.cpu_layer_seconds + planner_cost.cpu_dense(dense) + planner_cost.cpu_sparse(rows),
+              1e-6);
 }
 
 TEST(Plan, DenseFamiliesAndFilesThatCannotBeSplit) {
@@ -208,7 +214,8 @@ TEST(Plan, LooksAheadWhereThatPays) {
       ASSERT_GT(l, 0u);
       ASSERT_EQ(plan.placement.layers[l].predictor, Where::gpu);
       ASSERT_LT(layer.choice.hot, layer.n_ff);
-      const double attention = c.gpu_dense(layer.attention.gpu_dense) + c.attention_kernels * c.kernel_seconds;
+      const double attention =
+          c.on_gpu(c.attention_kernels, layer.attention.gpu_dense, c.gpu_dense(layer.attention.gpu_dense));
       const double predictor = c.gpu_predictor(31e6);
       const double cpu = c.cpu_sparse(layer.ffn.cpu_sparse);
       const double fetched = std::min(c.foreseen_share * cpu, attention + predictor);
@@ -217,7 +224,7 @@ TEST(Plan, LooksAheadWhereThatPays) {
       const double cold = c.asking_seconds + std::max(answer, predictor + c.linked(layer.ffn.link, false));
       EXPECT_NEAR(layer.seconds,
                   attention + predictor + c.ffn_kernels * c.kernel_seconds +
-                      c.overlapped(c.gpu_dense(31e6) + c.gpu_sparse(layer.ffn.gpu_sparse), cold),
+                      c.overlapped(c.gpu_dense(31e6) + rows_on_gpu(c, layer), cold),
                   1e-9 * layer.seconds);
       EXPECT_DOUBLE_EQ(layer.ffn.gpu_dense, 2 * 31e6) << "read twice";
     }
@@ -314,9 +321,9 @@ TEST(Plan, TheCpuRestsWhereTheLinkIsSooner) {
     EXPECT_EQ(layer.ffn.cpu_sparse, 0);
     if (layer.choice.hot == layer.n_ff) continue;
     EXPECT_NEAR(layer.seconds,
-                c.gpu_dense(layer.attention.gpu_dense) + c.gpu_predictor(31e6) +
-                    (c.attention_kernels + c.ffn_kernels) * c.kernel_seconds +
-                    c.overlapped(c.gpu_sparse(layer.ffn.gpu_sparse), c.linked(layer.ffn.link, true)),
+                c.on_gpu(c.attention_kernels, layer.attention.gpu_dense, c.gpu_dense(layer.attention.gpu_dense)) +
+                    c.gpu_predictor(31e6) + c.ffn_kernels * c.kernel_seconds +
+                    c.overlapped(rows_on_gpu(c, layer), c.linked(layer.ffn.link, true)),
                 1e-9 * layer.seconds);
   }
   EXPECT_LE(asking, 1);

@@ -26,14 +26,21 @@ double layer_seconds(const LayerShape& l, const std::vector<double>& p, const Pl
     (states[i] == hot ? gpu_rows : cpu_rows) += p[i] * rows;
     (states[i] == hot ? any_hot : any_cold) = true;
   }
-  const double on_gpu =
+  // Kernels that read few bytes take their own time, and the bytes as long as the memory does.
+  const auto few = [&](double kernels, double bytes) {
+    return kernels * c.short_kernel_seconds + bytes / c.gpu_bandwidth;
+  };
+  const double at_rate =
       gpu_gates / (c.gpu_bandwidth * c.gpu_dense_efficiency) + gpu_rows / (c.gpu_bandwidth * c.gpu_sparse_efficiency);
+  const double on_gpu = any_hot ? std::max(at_rate, few(c.ffn_kernels + c.gate_kernels, gpu_gates + gpu_rows)) : 0;
   const double on_cpu =
       cpu_gates / (c.cpu_bandwidth * c.cpu_dense_efficiency) + cpu_rows / (c.cpu_bandwidth * c.cpu_sparse_efficiency);
   double t = std::max(on_gpu, on_cpu) + c.overlap_loss * std::min(on_gpu, on_cpu);
   const double attention = static_cast<double>(l.attention_bytes) + static_cast<double>(l.kv_token_bytes) * n_kv;
-  t += attention_gpu ? c.attention_kernels * c.kernel_seconds + attention / (c.gpu_bandwidth * c.gpu_dense_efficiency)
-                     : attention / (c.cpu_bandwidth * c.cpu_dense_efficiency);
+  t += attention_gpu
+           ? c.attention_kernels * c.kernel_seconds +
+                 std::max(attention / (c.gpu_bandwidth * c.gpu_dense_efficiency), few(c.attention_kernels, attention))
+           : attention / (c.cpu_bandwidth * c.cpu_dense_efficiency);
   if (any_hot) t += (c.ffn_kernels + c.gate_kernels) * c.kernel_seconds;
   double handoffs = (attention_gpu ? 0 : 1) + (any_cold ? 1 : 0);
   if (!any_hot) handoffs = std::min(handoffs, 1.0);
@@ -60,7 +67,9 @@ struct Head {
 std::vector<Head> heads(const ModelShape& s, const PlanRequest& r) {
   const CostModel& c = r.cost;
   const auto bytes = static_cast<double>(s.output_bytes);
-  const double gpu = c.head_kernels * c.kernel_seconds + bytes / (c.gpu_bandwidth * c.gpu_dense_efficiency);
+  const double gpu =
+      c.head_kernels * c.kernel_seconds + std::max(bytes / (c.gpu_bandwidth * c.gpu_dense_efficiency),
+                                                   c.head_kernels * c.short_kernel_seconds + bytes / c.gpu_bandwidth);
   const double cpu = c.handoff_seconds + bytes / (c.cpu_bandwidth * c.cpu_dense_efficiency);
   const uint64_t slack = 2 * r.reserve.alignment;
   if (s.tied_head) return {{0, cpu + c.host_embedding_seconds}, {s.embedding_bytes + slack, gpu}};
@@ -149,6 +158,7 @@ double cpu_only(const ModelShape& s, const Frequencies& f, const PlanRequest& r,
   free.cost.handoff_seconds = 0;
   double sum = static_cast<double>(s.output_bytes) / (r.cost.cpu_bandwidth * r.cost.cpu_dense_efficiency);
   for (size_t l = 0; l < s.layers.size(); ++l) {
+    sum += r.cost.cpu_layer_seconds;
     sum += layer_seconds(s.layers[l], f.p[l], free, n_kv, false, std::vector<State>(f.p[l].size(), cold));
   }
   return sum;

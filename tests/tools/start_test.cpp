@@ -1,4 +1,7 @@
 // What a run says first: its plan, what would make it faster, and what does not fit.
+#include <iterator>
+#include <sstream>
+
 #include "program.h"
 #include "support/tiny_model.h"
 #include "tools/fit_memory.h"
@@ -179,6 +182,42 @@ TEST(FitMemory, TheDisksRate) {
     EXPECT_GT(*rate, 1e5);
     EXPECT_LT(*rate, 1e12);
   }
+}
+
+// The CPU's experts are mapped, and more than the memory that may be used.
+TEST(FitMemory, ADividedMixtureRunsFromDisk) {
+  const TempDir dir;
+  const std::string model = (dir / "m.gguf").string();
+  std::istringstream flags(
+      "--arch qwen3moe --layers 2 --n-embd 256 --n-head 4 --n-ff-exp 512 --experts 64 --experts-used 32 --n-vocab 600 "
+      "--n-ctx 64 --type f32");
+  std::vector<std::string> synth = {"synth", "-o", model};
+  synth.insert(synth.end(), std::istream_iterator<std::string>(flags), {});
+  ASSERT_EQ(hearth(synth).status, 0);
+  const std::vector<std::string> rest = {"run", "-m", model,    "-p", "ac an aa",
+                                         "-n",  "8",  "--temp", "0",  "--ignore-eos"};
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), rest.begin(), rest.end());
+    return hearth(more);
+  };
+  const Outcome whole = run({"--device", "cpu", "-q"});
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  const std::vector<std::string> divided = {"--isa", "reference", "--vram-budget", "0.25", "-b", "8", "--host-memory"};
+  std::vector<std::string> little = divided, much = divided;
+  little.push_back("0.08"), much.push_back("4");
+  const Outcome from_disk = run(little), from_memory = run(much);
+  ASSERT_EQ(from_disk.status, 0) << from_disk.err;
+  EXPECT_EQ(from_disk.out, whole.out);
+  EXPECT_EQ(from_memory.out, whole.out);
+  EXPECT_NE(from_disk.err.find("81.92 MiB of memory is available for them: the file is mapped and runs from disk"),
+            std::string::npos)
+      << from_disk.err;
+  EXPECT_NE(from_disk.err.find("less where its experts were used before"), std::string::npos) << from_disk.err;
+  EXPECT_NE(from_disk.err.find("hit share = "), std::string::npos) << from_disk.err;
+  EXPECT_EQ(from_memory.err.find("runs from disk"), std::string::npos) << from_memory.err;
+  // The KV cache and what else must be in memory cannot be mapped.
+  little.back() = "0.01";
+  EXPECT_TRUE(fails_with(run(little), "and 0.01 GiB may be used"));
 }
 
 TEST(FitMemory, AContextThatCannotBeHad) {
