@@ -1,7 +1,8 @@
 # What CPack makes: a .deb, and an archive that runs from any folder (tools/package configures for each).
 option(HEARTH_BUNDLE "Install the libraries of the distribution beside the program, all but the C library's" OFF)
 set(HEARTH_PACKAGE_REVISION 1 CACHE STRING "Revision of the .deb; tools/package names the Debian release in it")
-set(HEARTH_MAINTAINER "The hearth authors <maintainers@hearth.invalid>" CACHE STRING "Maintainer of the .deb")
+set(HEARTH_MAINTAINER "A local build of hearth <root@localhost>" CACHE STRING
+    "Maintainer of the .deb; tools/package names whoever answers for a package that others get")
 
 if(HEARTH_BUNDLE)
   # DT_RPATH, unlike DT_RUNPATH, also says where libraries find those that they need themselves.

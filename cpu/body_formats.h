@@ -3,6 +3,8 @@
 //
 // A super-block is kBlocks blocks of 32 columns; weight = d * scale * (q - kOffset) - dmin * min, where scales and
 // minima are integers of a group: of 32 columns (kGroups = 1) or 16 (2), or there are none (0) and they count as 1.
+// kOffset is one of those of less_offset() (simd_*.h), and super-blocks of several blocks have groups: a format with
+// another offset or without scales shifts its quants, or has scales of 1.
 // Layouts are ggml's (core/blocks.h). A description is read in two ways: 32 columns of one row at a time, or four
 // columns of 16 rows, which a panel has interleaved by four bytes (body_formats_panel.h). A Reader gives
 //   bytes(at)    32 bytes from `at` on, one for each column

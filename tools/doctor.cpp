@@ -10,6 +10,7 @@
 #include "offline/plan/cost_model.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/doctor_gpus.h"
 #include "tools/figures.h"
 #include "tools/output.h"
 #include "tools/system.h"
@@ -32,9 +33,8 @@ struct Findings {
   int threads = 0;
   double memory_bandwidth = 0;                        // bytes/s
   std::array<double, kTypes.size()> product_rates{};  // of batches, operations/s, by kTypes
-  std::vector<cuda::GpuInfo> gpus;
-  std::vector<cuda::Bandwidth> gpu_bandwidths;  // of the GPUs, in their order
-  std::string no_gpu;                           // why there is none
+  std::vector<GpuFinding> gpus;
+  std::string no_gpu;  // why there is none
 };
 
 Findings examine(const DoctorOptions& o) {
@@ -47,8 +47,7 @@ Findings examine(const DoctorOptions& o) {
   log::debug("measuring memory bandwidth with {} threads", f.threads);
   f.memory_bandwidth = cpu::measure_read_bandwidth(team);
   for (size_t i = 0; i < kTypes.size(); ++i) f.product_rates[i] = cpu::measure_product_rate(team, kTypes[i]);
-  f.gpus = cuda::list_gpus(&f.no_gpu);
-  for (const cuda::GpuInfo& gpu : f.gpus) f.gpu_bandwidths.push_back(cuda::measure_bandwidth(gpu.index));
+  f.gpus = examine_gpus(cuda::list_gpus(&f.no_gpu), cuda::measure_bandwidth);
   return f;
 }
 
@@ -96,17 +95,14 @@ void print_text(const Findings& f) {
   line("huge pages", fmt::format("transparent: {}; reserved: {}, {} free", thp.empty() ? "unknown" : thp,
                                  f.memory.huge_pages, f.memory.huge_pages_free));
   if (f.gpus.empty()) line("GPU", "none: " + f.no_gpu);
-  for (size_t i = 0; i < f.gpus.size(); ++i) {
-    const cuda::GpuInfo& g = f.gpus[i];
-    const cuda::Bandwidth& b = f.gpu_bandwidths[i];
-    line(fmt::format("GPU {}", g.index).c_str(),
-         fmt::format("{}, compute {}.{}, {} multiprocessors, {} of {} free", g.name, g.compute_major, g.compute_minor,
-                     g.multiprocessors, human_bytes(g.free_bytes), human_bytes(g.total_bytes)));
-    line("", fmt::format("memory reads {:.1f} GB/s, to the GPU {:.1f} GB/s, from it {:.1f} GB/s", b.memory_read / 1e9,
-                         b.host_to_device / 1e9, b.device_to_host / 1e9));
-    line("", fmt::format("prompts of {} tokens ({}), {} ({}), {} ({}) or more stream the CPU's weights to it",
-                         stream_tokens(f, b, 0), traits(kTypes[0]).name, stream_tokens(f, b, 1), traits(kTypes[1]).name,
-                         stream_tokens(f, b, 2), traits(kTypes[2]).name));
+  for (const GpuFinding& g : f.gpus) {
+    std::string name = fmt::format("GPU {}", g.gpu.index);
+    for (const std::string& text : describe(g)) line(name.c_str(), text), name.clear();
+    if (!g.bandwidth) continue;
+    const auto tokens = [&](size_t type) { return stream_tokens(f, *g.bandwidth, type); };
+    line("",
+         fmt::format("prompts of {} tokens ({}), {} ({}), {} ({}) or more stream the CPU's weights to it", tokens(0),
+                     traits(kTypes[0]).name, tokens(1), traits(kTypes[1]).name, tokens(2), traits(kTypes[2]).name));
   }
 }
 
@@ -135,21 +131,25 @@ void print_json(const Findings& f) {
   for (size_t i = 0; i < kTypes.size(); ++i)
     j["cpu"]["batch_operations_per_second"][traits(kTypes[i]).name] = f.product_rates[i];
   j["gpus"] = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < f.gpus.size(); ++i) {
-    const cuda::GpuInfo& g = f.gpus[i];
-    const cuda::Bandwidth& b = f.gpu_bandwidths[i];
-    j["gpus"].push_back({{"index", g.index},
-                         {"name", g.name},
-                         {"compute_capability", fmt::format("{}.{}", g.compute_major, g.compute_minor)},
-                         {"multiprocessors", g.multiprocessors},
-                         {"total_bytes", g.total_bytes},
-                         {"free_bytes", g.free_bytes},
-                         {"l2_bytes", g.l2_bytes},
-                         {"read_bytes_per_second", b.memory_read},
-                         {"host_to_device_bytes_per_second", b.host_to_device},
-                         {"device_to_host_bytes_per_second", b.device_to_host}});
+  for (const GpuFinding& found : f.gpus) {
+    const cuda::GpuInfo& g = found.gpu;
+    auto& entry = j["gpus"].emplace_back();
+    entry = {{"index", g.index},
+             {"name", g.name},
+             {"compute_capability", fmt::format("{}.{}", g.compute_major, g.compute_minor)},
+             {"multiprocessors", g.multiprocessors},
+             {"total_bytes", g.total_bytes},
+             {"free_bytes", g.free_bytes},
+             {"l2_bytes", g.l2_bytes}};
+    if (!found.bandwidth) {
+      entry["unusable"] = found.unusable;
+      continue;
+    }
+    entry["read_bytes_per_second"] = found.bandwidth->memory_read;
+    entry["host_to_device_bytes_per_second"] = found.bandwidth->host_to_device;
+    entry["device_to_host_bytes_per_second"] = found.bandwidth->device_to_host;
     for (size_t t = 0; t < kTypes.size(); ++t)
-      j["gpus"].back()["stream_tokens"][traits(kTypes[t]).name] = stream_tokens(f, b, t);
+      entry["stream_tokens"][traits(kTypes[t]).name] = stream_tokens(f, *found.bandwidth, t);
   }
   if (f.gpus.empty()) j["no_gpu"] = f.no_gpu;
   write_out(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");

@@ -95,6 +95,7 @@ void read_llama_family(const Fields& f, const Json& config, const HfArchitecture
   c.sinks = a.sinks;
   refuse_if(f.number("clip_qkv").value_or(0) != 0, f, "clip_qkv", "null is");
   c.ffn_bias = f.flag("mlp_bias", false);
+  if (a.bias_key != nullptr) c.qkv_bias = c.output_bias = c.ffn_bias = f.flag(a.bias_key, true);
   c.experts = read_hf_experts(f, a.hf_name);
   read_windows(f, config, a, c);
   read_scales(f, a, c);
@@ -202,6 +203,7 @@ HfConfig parse_hf_config(const Json& config, const std::string& where, const std
   c.gated = a.gated;
   c.qkv_bias = a.qkv_bias;
   c.qk_norm = a.qk_norm;
+  c.ffn_names = a.ffn_names;
   c.fused = a.fused, c.norms = a.norms, c.layer_norm = a.layer_norm, c.norms_less_one = a.norms_less_one;
   switch (a.family) {
     case Family::llama:

@@ -22,6 +22,8 @@ enum class Family { llama, opt, falcon };
 // Where norms are: of what a half of a layer reads, of what it adds, or of both. between: before, and llama.cpp names
 // the FFN's after the attention that it follows.
 enum class Norms { before, between, after, around };
+// Names of the FFN's matrices: gate_proj, up_proj and down_proj, or c_fc and c_proj as in GPT-2.
+enum class FfnNames { llama, c_fc };
 enum class QkNorm { none, by_head, all_heads };
 
 // RoPE scaling. llama3 and longrope become per-frequency factors in tensors, as in llama.cpp.
@@ -64,6 +66,7 @@ struct HfConfig {
   bool gated = true;          // the FFN has gate and up
   bool qkv_bias = false, output_bias = false, ffn_bias = false;
   bool fused = false;  // one tensor for q, k and v, and one for gate and up
+  FfnNames ffn_names = FfnNames::llama;
   QkNorm qk_norm = QkNorm::none;
   bool sinks = false;  // of attention
   Norms norms = Norms::before;

@@ -64,7 +64,7 @@ constexpr std::array kNormsAround = {
     Row{"post_feedforward_layernorm.weight", "post_ffw_norm.weight", Dim::n_embd, Dim::one},
 };
 // rope_pairs counts only for architectures with interleaved RoPE (HfConfig::permute_rope).
-constexpr std::array kLlamaLayer = {
+constexpr std::array kLlamaAttention = {
     Row{"self_attn.qkv_proj.weight", "attn_qkv.weight", Dim::n_qkv, Dim::n_embd, When::fused},
     Row{"self_attn.q_proj.weight", "attn_q.weight", Dim::n_q, Dim::n_embd, When::split, RowOrder::rope_pairs},
     Row{"self_attn.q_proj.bias", "attn_q.bias", Dim::n_q, Dim::one, When::qkv_bias, RowOrder::rope_pairs},
@@ -77,6 +77,8 @@ constexpr std::array kLlamaLayer = {
     Row{"self_attn.o_proj.weight", "attn_output.weight", Dim::n_embd, Dim::n_q},
     Row{"self_attn.o_proj.bias", "attn_output.bias", Dim::n_embd, Dim::one, When::output_bias},
     Row{"self_attn.sinks", "attn_sinks.weight", Dim::n_head, Dim::one, When::sinks},
+};
+constexpr std::array kLlamaFfn = {
     Row{"mlp.gate_up_proj.weight", "ffn_up.weight", Dim::n_gate_up, Dim::n_embd, When::fused},
     Row{"mlp.gate_proj.weight", "ffn_gate.weight", Dim::n_ff, Dim::n_embd, When::gate},
     Row{"mlp.gate_proj.bias", "ffn_gate.bias", Dim::n_ff, Dim::one, When::gate_bias},
@@ -84,6 +86,12 @@ constexpr std::array kLlamaLayer = {
     Row{"mlp.up_proj.bias", "ffn_up.bias", Dim::n_ff, Dim::one, When::ffn_bias},
     Row{"mlp.down_proj.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
     Row{"mlp.down_proj.bias", "ffn_down.bias", Dim::n_embd, Dim::one, When::ffn_bias},
+};
+constexpr std::array kCFcFfn = {
+    Row{"mlp.c_fc.weight", "ffn_up.weight", Dim::n_ff, Dim::n_embd},
+    Row{"mlp.c_fc.bias", "ffn_up.bias", Dim::n_ff, Dim::one, When::ffn_bias},
+    Row{"mlp.c_proj.weight", "ffn_down.weight", Dim::n_embd, Dim::n_ff},
+    Row{"mlp.c_proj.bias", "ffn_down.bias", Dim::n_embd, Dim::one, When::ffn_bias},
 };
 
 constexpr std::array kOptModel = {
@@ -135,7 +143,7 @@ constexpr std::array kFalconLayer = {
 
 struct FamilyTables {
   std::string_view layer_prefix;
-  std::span<const Row> model, norms, layer;
+  std::span<const Row> model, norms, layer, ffn;  // a layer's FFN where it is not among its other rows
 };
 std::span<const Row> norms_of(Norms norms) {
   switch (norms) {
@@ -153,13 +161,14 @@ std::span<const Row> norms_of(Norms norms) {
 FamilyTables tables(const HfConfig& c) {
   switch (c.family) {
     case Family::opt:
-      return {"model.decoder.layers.", kOptModel, {}, kOptLayer};
+      return {"model.decoder.layers.", kOptModel, {}, kOptLayer, {}};
     case Family::falcon:
-      return {"transformer.h.", kFalconModel, {}, kFalconLayer};
+      return {"transformer.h.", kFalconModel, {}, kFalconLayer, {}};
     case Family::llama:
       break;
   }
-  return {"model.layers.", kLlamaModel, norms_of(c.norms), kLlamaLayer};
+  const std::span<const Row> ffn = c.ffn_names == FfnNames::c_fc ? std::span<const Row>(kCFcFfn) : kLlamaFfn;
+  return {"model.layers.", kLlamaModel, norms_of(c.norms), kLlamaAttention, ffn};
 }
 
 int64_t extent(Dim dim, const HfConfig& c) {
@@ -421,7 +430,7 @@ std::vector<MappedTensor> map_tensors(const HfConfig& config, const Checkpoint& 
   for (int64_t l = 0; l < config.n_layer; ++l) {
     const std::string hf = fmt::format("{}{}.", t.layer_prefix, l), gguf = fmt::format("blk.{}.", l);
     const bool experts = config.experts.in_layer(l);
-    for (const auto& rows : {t.norms, t.layer}) {
+    for (const auto& rows : {t.norms, t.layer, t.ffn}) {
       for (const Row& row : rows) {
         if (experts && row.hf.starts_with("mlp.")) continue;
         if (config.latent && row.hf.starts_with("self_attn.")) continue;

@@ -66,6 +66,7 @@ constexpr Architecture kArchitectures[] = {
 
     // --- LayerNorm ---
     {.name = "nemotron", .norm = NormKind::layer, .activation = "relu2", .powerinfer_activation = "relu2"},
+    {.name = "starcoder2", .norm = NormKind::layer, .activation = "gelu_tanh", .window = 4096},
     {.name = "opt", .norm = NormKind::layer, .rope = RopeKind::none, .activation = "relu", .position_offset = 2},
     {.name = "falcon", .norm = NormKind::layer, .activation = "gelu", .parallel_block = true},
 };

@@ -13,12 +13,14 @@
 
 #include "core/dtype.h"
 #include "support/random.h"
+#include "support/types.h"
 
 namespace hearth {
 namespace {
 
-constexpr DType kTypes[] = {DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,   DType::q2_k,   DType::q3_k,
-                            DType::q4_k, DType::q5_k, DType::q6_k, DType::iq4_nl, DType::iq4_xs, DType::mxfp4};
+// Types whose encoders search.
+const std::vector<DType> kTypes =
+    test::types_where([](const DTypeTraits& t) { return t.from_float_weighted != nullptr; });
 
 std::vector<std::byte> encoded(DType type, const std::vector<float>& x, const float* importance = nullptr) {
   std::vector<std::byte> out(row_bytes(type, static_cast<int64_t>(x.size())), std::byte{0xAA});
@@ -77,6 +79,8 @@ constexpr PeerError kPeer[] = {
 
 TEST(CodecError, IsAtMostTwoPercentAboveLlamaCpps) {
   constexpr double most = 1.02;
+  EXPECT_EQ(std::size(kPeer), kTypes.size())
+      << "a type has no errors above; tests/data/codecs/measure_peer.py prints them";
   for (const PeerError& peer : kPeer) {
     SCOPED_TRACE(traits(peer.type).name);
     for (const int half : {0, 1}) {

@@ -11,6 +11,7 @@
 #include "core/device.h"
 #include "core/hand_off.h"
 #include "core/sparse_ffn.h"
+#include "support/types.h"
 
 namespace hearth::test {
 
@@ -86,14 +87,6 @@ struct Weights {
   std::vector<std::byte> data;
   std::vector<float> values;  // what the data means, [rows][cols]
 };
-// Every type that hearth computes with.
-inline std::vector<DType> every_type() {
-  std::vector<DType> all;
-  for (const DTypeTraits& t : all_traits()) {
-    if (t.computable()) all.push_back(t.type);
-  }
-  return all;
-}
 // n columns, or as many as whole blocks of this type take.
 inline int64_t whole_blocks(DType type, int64_t n) {
   const int64_t block = traits(type).block_size;

@@ -156,7 +156,7 @@ struct TwinMixture {
 
 std::vector<MixtureCase> mixture_cases() {
   std::vector<MixtureCase> all;
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     const int64_t n = std::max<int64_t>(whole_blocks(type, 96), 96), n_embd = whole_blocks(type, 160);
     all.push_back({.gate = type, .down = type, .n = n, .n_embd = n_embd, .keep = 3});
   }

@@ -60,7 +60,7 @@ TEST_F(GpuAmongOthersTest, Products) {
     int64_t rows, cols;
   };
   // Few rows, two and four of them a warp, rows of more than a tile, and of no whole number of chunks.
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const auto& [rows, least] : {Case{37, 416}, {2500, 64}, {4301, 160}, {9001, 32}, {13, 8192 + 544}, {203, 45}}) {
       const int64_t cols = whole_blocks(type, least);
       for (const int64_t T : {2, 3, 5, 8}) {
@@ -82,7 +82,7 @@ TEST_F(GpuAmongOthersTest, Products) {
 // Normed on the way, in parts of two types.
 TEST_F(GpuAmongOthersTest, ProductsOfANorm) {
   std::mt19937 rng(3);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const int64_t least : {32, 416, 4096}) {
       const int64_t cols = whole_blocks(type, least);
       const int64_t T = 6, rows = 4500;
@@ -102,7 +102,7 @@ TEST_F(GpuAmongOthersTest, ProductsOfANorm) {
 
 TEST_F(GpuAmongOthersTest, DenseFfn) {
   std::mt19937 rng(4);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const bool transposed : {false, true}) {
       for (const auto& [n_of_case, least] : {std::pair<int64_t, int64_t>{352, 160}, {1056, 288}, {3, 64}, {9203, 96}}) {
         if (!transposed && n_of_case % 32 != 0) continue;
@@ -127,7 +127,7 @@ TEST_F(GpuAmongOthersTest, SparseFfn) {
   struct Case {
     int64_t n, n_embd;
   };
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const auto& [n, least] : {Case{1, 64}, {31, 160}, {1000, 288}, {9001, 96}, {431, 4096}}) {
       const int64_t n_embd = whole_blocks(type, least);
       for (const bool exact : {true, false}) {
@@ -173,7 +173,7 @@ TEST_F(GpuAmongOthersTest, SparseFfnOfSeveralTypes) {
 // Named by a predictor, some of them read over the link.
 TEST_F(GpuAmongOthersTest, PredictedAndLinkedNeurons) {
   std::mt19937 rng(7);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const int64_t least : {96, 1344, 33}) {  // in one kernel, in two, and by ordinary products
       if (is_quantized(type) && least == 33) continue;
       const int64_t rank = whole_blocks(type, least);

@@ -11,7 +11,7 @@ namespace {
 
 TEST_F(GpuFfnTest, DenseEveryTypeAndLayout) {
   std::mt19937 rng(1);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const bool transposed : {false, true}) {
       for (const bool gated : {true, false}) {
         for (const int64_t T : {1, 3, 6, 40}) {
@@ -118,7 +118,7 @@ class GpuSparseTest : public GpuFfnTest {
 
 TEST_F(GpuSparseTest, ExactModeFindsTheActiveNeurons) {
   std::mt19937 rng(4);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const auto& [n, least] : {std::pair<int64_t, int64_t>{1, 64}, {31, 160}, {1000, 288}, {9001, 96}}) {
       const int64_t n_embd = whole_blocks(type, least);
       for (const bool gated : {true, false}) {
@@ -133,7 +133,7 @@ TEST_F(GpuSparseTest, ExactModeFindsTheActiveNeurons) {
 
 TEST_F(GpuSparseTest, PredictedNeuronsOnly) {
   std::mt19937 rng(5);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const int keep : {0, 3, 50, 100}) {
       SCOPED_TRACE(fmt::format("{} keep {} %", traits(type).name, keep));
       const int64_t n_embd = whole_blocks(type, 160);

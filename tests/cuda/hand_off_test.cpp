@@ -146,7 +146,7 @@ TEST_F(GpuHandOffTest, Hints) {
 // Some of the CPU's neurons are the device's to compute: it reads their rows from page-locked host memory.
 TEST_F(GpuHandOffTest, LinkedNeurons) {
   std::mt19937 rng(34);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const int64_t n_linked : {1, 5, 700}) {
       for (const double density : {0.0, 0.15, 1.0}) {
         const int64_t n = 903, n_cold = n_linked + 100, n_embd = whole_blocks(type, 288);

@@ -54,7 +54,7 @@ class GpuMatmulTest : public GpuTest {
 
 TEST_F(GpuMatmulTest, GroupsWithBiasStrideAndResidual) {
   std::mt19937 rng(1);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const int64_t least : {32, 416, 1024}) {
       const int64_t cols = whole_blocks(type, least);
       for (const int64_t T : {1, 2, 4, 7, 33, 130}) {
@@ -85,7 +85,7 @@ TEST_F(GpuMatmulTest, GroupsWithBiasStrideAndResidual) {
 
 TEST_F(GpuMatmulTest, ManyRowsAndRowsLongerThanATile) {
   std::mt19937 rng(2);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     for (const auto& [rows, least] : {std::pair<int64_t, int64_t>{9001, 64}, {13, 8192 + 544}, {3, 8192}}) {
       const int64_t cols = whole_blocks(type, least);
       SCOPED_TRACE(fmt::format("{} {} x {}", traits(type).name, rows, cols));

@@ -48,13 +48,13 @@ TEST_F(GpuPredictTest, EveryTypeAndShape) {
   for (const DType fc1 : kOwnKernels) {
     for (const DType fc2 : kOwnKernels) expect(fc1, fc2);
   }
-  for (const DType type : kAllTypes) expect(type, type), expect(DType::f16, type), expect(type, DType::f16);
+  for (const DType type : gpu_types()) expect(type, type), expect(DType::f16, type), expect(type, DType::f16);
 }
 
 // Both products in one kernel up to 8 rows of fc1 a multiprocessor, in two beyond.
 TEST_F(GpuPredictTest, LargePredictors) {
   std::mt19937 rng(26);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     expect_predicted(rng, {9001, whole_blocks(type, 1120), 1024, type, type, true, true}, 0.1);
     expect_predicted(rng, {70, whole_blocks(type, 96), whole_blocks(type, 1344), type, type}, 0.2);
   }
@@ -80,7 +80,7 @@ TEST_F(GpuPredictTest, NoneAllAndOneNeuron) {
 
 TEST_F(GpuPredictTest, CopyOfTheGate) {
   std::mt19937 rng(23);
-  for (const DType type : kAllTypes) {
+  for (const DType type : gpu_types()) {
     expect_predicted(rng, {777, whole_blocks(type, 288), 0, type, type}, 0.1);
     expect_predicted(rng, {777, whole_blocks(type, 4128), 0, type, type}, 0.1);
   }

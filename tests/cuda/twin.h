@@ -20,16 +20,18 @@
 #include "core/sparse_ffn.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "cuda/packing.h"
 #include "support/random.h"
+#include "support/types.h"
 
 namespace hearth::test {
 
 constexpr int kRef = 0, kGpu = 1;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Every type that GPUs have kernels for.
-inline constexpr std::array kAllTypes = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,   DType::q4_0,   DType::q4_1,
-                                         DType::q5_0, DType::q5_1, DType::q2_k, DType::q3_k,   DType::q4_k,   DType::q5_k,
-                                         DType::q6_k, DType::iq4_nl, DType::iq4_xs, DType::mxfp4};
+inline std::vector<DType> gpu_types() {
+  return types_where([](const DTypeTraits& t) { return !t.quantized() || cuda::is_packed(t.type); });
+}
 // n columns, or so many more that they are whole blocks of a quantised type.
 inline int64_t whole_blocks(DType type, int64_t n) {
   const int64_t block = is_quantized(type) ? traits(type).block_size : 1;

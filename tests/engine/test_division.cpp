@@ -127,9 +127,7 @@ std::vector<Case> cases() {
   for (const auto& m : test::zoo()) {
     if (!m.name.starts_with("own_") && !test::is_todays(m)) continue;
     all.push_back({m, DType::f16});
-    const bool sparse =
-        m.name.find("silu") == std::string::npos && (!test::is_todays(m) || m.name == "shared_nemotron");
-    if (sparse) all.push_back({m, DType::q8_0});  // quantised files of other families stay untransposed
+    if (test::is_sparse(m)) all.push_back({m, DType::q8_0});  // quantised files of other families stay untransposed
   }
   all.push_back({test::wide_models()[1], DType::q4_k});
   all.push_back({test::wide_models()[0], DType::q6_k});

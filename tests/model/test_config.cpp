@@ -66,6 +66,7 @@ TEST(Config, WindowsByKeyByPeriodAndByArchitecture) {
   EXPECT_EQ(gemma2.layer(0).window, 4096);
   EXPECT_EQ(gemma2.seen(0, 5000), 4096);
   EXPECT_EQ(gemma2.seen(1, 5000), 5000);
+  EXPECT_EQ(config_of("starcoder2").layer(5).window, 4096);
   EXPECT_EQ(windowed(config_of("gemma2", {{"attention.sliding_window", uint32_t{0}}})), std::vector<bool>(6, F));
   const gguf::Value window = uint32_t{16};
   EXPECT_EQ(windowed(config_of("gemma3", {{"attention.sliding_window", window}})),

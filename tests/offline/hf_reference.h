@@ -97,7 +97,9 @@ inline std::string reference_name(std::string name, const std::string& model_typ
                               {"self_attn.k_norm", "attn_k_norm"},
                               {"mlp.gate_proj", "ffn_gate"},
                               {"mlp.up_proj", "ffn_up"},
-                              {"mlp.down_proj", "ffn_down"}};
+                              {"mlp.down_proj", "ffn_down"},
+                              {"mlp.c_fc", "ffn_up"},
+                              {"mlp.c_proj", "ffn_down"}};
   for (const auto& [from, to] : model_type == "falcon" ? falcon : model_type == "opt" ? opt : llama) replace(from, to);
   return name;
 }

@@ -68,8 +68,10 @@ class Convert : public testing::TestWithParam<Checkpoint> {
     config_ = json::parse(test::slurp(directory / "config.json"));
     type_ = config_.at("model_type");
   }
-  // The model_type decides the family; everything that is not qwen, opt or falcon is permuted.
-  bool permuted() const { return !std::set<std::string>{"qwen2", "qwen3", "opt", "falcon"}.contains(type_); }
+  // The model_type decides the family; everything that is not one of these is permuted.
+  bool permuted() const {
+    return !std::set<std::string>{"qwen2", "qwen3", "opt", "falcon", "starcoder2"}.contains(type_);
+  }
   int64_t number(const char* key, const char* other) const {
     return config_.contains(key) ? config_[key] : config_.at(other);
   }
@@ -214,6 +216,7 @@ TEST(ConvertActivation, IsRecordedUnderItsOwnName) {
                               {"llama-fatrelu", "fat_relu"},
                               {"bamboo-drelu", "drelu"},
                               {"arcee-relu2", "relu2"},
+                              {"starcoder2-gelu", "gelu_tanh"},
                               {"opt-relu", "relu"}}) {
     const gguf::File file = convert(own(a.model), dir / "out.gguf", DType::f16);
     EXPECT_EQ(file.require<std::string>("hearth.ffn.activation"), a.name) << a.model;

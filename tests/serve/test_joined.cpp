@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "support/paths.h"
 #include "support/random.h"
 #include "support/tiny_model.h"
+#include "support/types.h"
 
 namespace hearth::test {
 namespace {
@@ -71,9 +73,7 @@ TEST_P(Joined, PromptsHaveTheBitsThatTheyHaveAlone) {
 
 INSTANTIATE_TEST_SUITE_P(All, Joined,
                          testing::Combine(testing::ValuesIn(cpu::available_isas()),
-                                          testing::Values(DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1, DType::q8_0,
-                                                          DType::q2_k, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k,
-                                                          DType::iq4_nl, DType::iq4_xs, DType::mxfp4),
+                                          testing::ValuesIn(types_where(std::mem_fn(&DTypeTraits::quantized))),
                                           testing::Bool()),
                          [](const auto& test) {
                            std::string name = std::string(to_string(std::get<0>(test.param))) + "_" +

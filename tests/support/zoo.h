@@ -8,6 +8,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "cpu/cpu.h"
 #include "model/model.h"
 #include "offline/convert/convert.h"
+#include "offline/convert/hf_config.h"
 #include "offline/quantize/quantize.h"
 #include "support/goldens.h"
 #include "support/paths.h"
@@ -37,6 +39,12 @@ inline bool is_todays(const ZooModel& model) {
                      [&](const std::string name) { return model.name == "shared_" + name; });
 }
 
+// Whether its neurons are exactly zero for many tokens.
+inline bool is_sparse(const ZooModel& model) {
+  if (!std::filesystem::exists(model.directory / "config.json")) return false;
+  return convert::read_hf_config(model.directory, std::nullopt).activation.find("relu") != std::string::npos;
+}
+
 // The project's own fixtures (always there), then those of the shared material, by name, so that a test of one that is
 // absent is skipped and not forgotten.
 inline std::vector<ZooModel> zoo() {
@@ -44,6 +52,7 @@ inline std::vector<ZooModel> zoo() {
   for (const auto& entry : std::filesystem::directory_iterator(data_dir() / "zoo")) {
     if (entry.is_directory()) models.push_back({"own_" + entry.path().filename().string(), entry.path()});
   }
+  std::sort(models.begin(), models.end(), [](const ZooModel& a, const ZooModel& b) { return a.name < b.name; });
   for (const char* name : {"llama-relu-gqa", "llama-silu-rope3", "mistral-silu", "qwen2-relu", "qwen3-silu", "opt-relu",
                            "falcon-relu", "bamboo-drelu"}) {
     models.push_back({std::string("shared_") + name, shared_dir() / "models" / "zoo-hf" / name});

@@ -3,10 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "cuda/cuda.h"
 #include "offline/tune/metrics.h"
 #include "program.h"
 #include "support/tiny_model.h"
 #include "tools/bench.h"
+#include "tools/doctor_gpus.h"
 
 namespace hearth::test {
 namespace {
@@ -231,6 +233,35 @@ TEST(Doctor, TellsWhatThereIs) {
   for (const char* type : {"f16", "q8_0", "q4_0"})
     EXPECT_GT(j["cpu"]["batch_operations_per_second"][type].get<double>(), 1e8) << type;
   EXPECT_TRUE(!j["gpus"].empty() || j["no_gpu"].is_string());
+}
+
+TEST(Doctor, AGpuThatCannotBeUsedIsAFinding) {
+  std::vector<cuda::GpuInfo> gpus(2);
+  gpus[0] = {.index = 0, .name = "first"}, gpus[1] = {.index = 1, .name = "second"};
+  const auto found = tools::examine_gpus(gpus, [](int gpu) {
+    if (gpu == 0) fail("a GPU needs NVIDIA's libcublas.so.12");
+    return cuda::Bandwidth{.memory_read = 4e12, .host_to_device = 5e10, .device_to_host = 6e10};
+  });
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_FALSE(found[0].bandwidth);
+  const std::vector<std::string> lines = tools::describe(found[0]);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0].find("first, compute"), 0u) << lines[0];
+  EXPECT_EQ(lines[1], "cannot be used: a GPU needs NVIDIA's libcublas.so.12");
+  EXPECT_EQ(found[1].unusable, "");
+  EXPECT_EQ(tools::describe(found[1])[1], "memory reads 4000.0 GB/s, to the GPU 50.0 GB/s, from it 60.0 GB/s");
+}
+
+// As where NVIDIA's libraries are absent, and where there is no GPU at all: the line that says why.
+TEST(Doctor, TellsWhatTheCudaBackendThrows) {
+  std::string why;
+  if (!cuda::list_gpus(&why).empty()) GTEST_SKIP() << "there is a GPU";
+  const std::vector<cuda::GpuInfo> gpus(1);
+  const auto found = tools::examine_gpus(gpus, cuda::measure_bandwidth);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_FALSE(found[0].bandwidth);
+  EXPECT_NE(found[0].unusable, "");
+  EXPECT_EQ(found[0].unusable.find('\n'), std::string::npos) << found[0].unusable;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // tools/package: what it asks of CMake and CPack, for which architectures. Programs stand in for nvcc, cmake and cpack.
+// tools/package-check: what it says of packages that are not there.
 #include "scripts.h"
 
 namespace hearth::test {
@@ -67,6 +68,49 @@ TEST_F(Package, FlagsAreChecked) {
   EXPECT_TRUE(fails_with(run("--bogus"), "unknown argument '--bogus'"));
   EXPECT_TRUE(fails_with(run("--output"), "--output needs a value"));
   EXPECT_TRUE(fails_with(run("--no-cuda --architectures 90"), "exclude each other"));
+  EXPECT_TRUE(fails_with(run("--no-cuda --maintainer Nobody"), "'Nobody', expected NAME <ADDRESS>"));
+}
+
+TEST_F(Package, NamesWhoeverAnswersForIt) {
+  const auto maintainer = [&](const std::string& before, const std::string& flags) {
+    fs::remove(dir_ / "calls");
+    const Outcome o = shell(before + " PATH='" + (dir_ / "bin").string() + "':\"$PATH\" '" +
+                                (dir_ / "tools" / "package").string() + "' --no-cuda " + flags,
+                            dir_);
+    EXPECT_EQ(o.status, 0) << o.err;
+    const std::string all = calls(), name = "-DHEARTH_MAINTAINER=";
+    const size_t at = all.find(name) + name.size();
+    return all.substr(at, all.find('>', at) + 1 - at);
+  };
+  const std::string known = "DEBFULLNAME='Ada L' DEBEMAIL=ada@example.org";
+  EXPECT_EQ(maintainer("DEBFULLNAME= DEBEMAIL=", ""), "A local build of hearth <root@localhost>");
+  EXPECT_EQ(maintainer(known, ""), "Ada L <ada@example.org>");
+  EXPECT_EQ(maintainer(known, "--maintainer 'B <b@c>'"), "B <b@c>");
+}
+
+class PackageCheck : public Package {
+ protected:
+  PackageCheck() {
+    fs::copy_file(tool("package-check"), dir_ / "tools" / "package-check");
+    for (const char* tool : {"mmdebstrap", "git"}) write_program(dir_ / "bin" / tool, "exit 1\n");
+  }
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "package-check is for root";
+  }
+  Outcome check(const std::string& flags) {
+    return shell("PATH='" + (dir_ / "bin").string() + "':\"$PATH\" '" + (dir_ / "tools" / "package-check").string() +
+                     "' " + flags,
+                 dir_);
+  }
+};
+
+TEST_F(PackageCheck, SaysOnceThatPackagesAreAbsent) {
+  const std::string given = (dir_ / "given").string();
+  EXPECT_TRUE(fails_with(check("trixie --packages '" + given + "'"), "there is no folder " + given + "/trixie"));
+  fs::create_directories(dir_ / "given" / "trixie");
+  EXPECT_TRUE(fails_with(check("trixie --packages '" + given + "'"), "expected one file hearth_*.deb in "));
+  std::ofstream(dir_ / "given" / "trixie" / "hearth_1_amd64.deb") << "x";
+  EXPECT_TRUE(fails_with(check("trixie --packages '" + given + "'"), "expected one file hearth-*.tar.gz in "));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the tiny random checkpoints of this folder, with golden logits. Needs numpy alone.
 
-    make_zoo.py                write every checkpoint beside this script
+    make_zoo.py [NAME...]      write these checkpoints beside this script; without a name all of them
     make_zoo.py --check DIR    run the forward pass below on a Hugging Face directory that has a goldens.json made by
                                transformers, and print the largest difference of its logits (this is how the forward pass
                                itself was checked: about 1e-5 on every family, the rounding of the recorded values)
@@ -36,6 +36,8 @@ def act(name, z, threshold):
         return np.maximum(z, 0) ** 2
     if name == "silu":
         return z / (1 + np.exp(-z))
+    if name == "gelu_pytorch_tanh":
+        return 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
     raise ValueError(name)
 
 
@@ -75,13 +77,14 @@ def rotate(x, f):  # x [T, heads, head_dim]
 F16_CACHE = False  # round keys and values to f16 on the way, as inference engines' caches do
 
 
-def attention(q, k, v):  # [T, heads, head_dim], [T, kv heads, head_dim]
+def attention(q, k, v, window=None):  # [T, heads, head_dim], [T, kv heads, head_dim]
     T, n_head, d = q.shape
     if F16_CACHE:
         k, v = (t.astype(np.float16).astype(np.float64) for t in (k, v))
     k, v = (np.repeat(t, n_head // t.shape[1], 1) for t in (k, v))
     s = np.einsum("thd,uhd->htu", q, k) / math.sqrt(d)
-    s = np.where(np.tril(np.ones((T, T), bool)), s, -np.inf)
+    back = np.arange(T)[:, None] - np.arange(T)  # positions from the key to the query
+    s = np.where((back >= 0) & (back < (window or T)), s, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     return np.einsum("htu,uhd->thd", p / p.sum(-1, keepdims=True), v).reshape(T, -1)
 
@@ -153,13 +156,33 @@ def forward_falcon(c, w, ids, ffn):
     return x @ w["transformer.word_embeddings.weight"].T
 
 
+def forward_starcoder2(c, w, ids, ffn):
+    T, head_dim, eps = len(ids), c["hidden_size"] // c["num_attention_heads"], c["norm_epsilon"]
+    f, x = inv_freq(c, head_dim), w["model.embed_tokens.weight"][ids]
+    for l in range(c["num_hidden_layers"]):
+        p = f"model.layers.{l}."
+
+        def linear(name, h):
+            return h @ w[p + name + ".weight"].T + w.get(p + name + ".bias", 0)
+
+        def norm(name, h):
+            return layer_norm(h, w[p + name + ".weight"], w[p + name + ".bias"], eps)
+
+        h = norm("input_layernorm", x)
+        q, k, v = (linear(f"self_attn.{n}_proj", h).reshape(T, -1, head_dim) for n in "qkv")
+        x = x + linear("self_attn.o_proj", attention(rotate(q, f), rotate(k, f), v, c["sliding_window"]))
+        x = x + linear("mlp.c_proj", act(ffn, linear("mlp.c_fc", norm("post_attention_layernorm", x)), None))
+    x = layer_norm(x, w["model.norm.weight"], w["model.norm.bias"], eps)
+    return x @ w["model.embed_tokens.weight"].T
+
+
 def forward(c, w, ids, drelu=False):
     arch = c["architectures"][0]
     ffn = c.get("hidden_act") or c.get("activation_function") or c.get("activation")
     if drelu or arch == "BambooForCausalLM":
         ffn = "drelu"
-    run = {"OPTForCausalLM": forward_opt, "FalconForCausalLM": forward_falcon}.get(arch, forward_llama)
-    return run(c, w, np.asarray(ids), ffn)
+    run = {"OPTForCausalLM": forward_opt, "FalconForCausalLM": forward_falcon, "Starcoder2ForCausalLM": forward_starcoder2}
+    return run.get(arch, forward_llama)(c, w, np.asarray(ids), ffn)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -282,6 +305,8 @@ class ByteBpe:
                 {"type": "Punctuation", "behavior": "Contiguous"}, dict(byte_level, use_regex=True),
                 {"type": "Digits", "individual_digits": False},
                 {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False}]}
+        if kind == "starcoder":
+            return {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, dict(byte_level, use_regex=True)]}
         digits = {"qwen2": r"\p{N}", "llama-bpe": r"\p{N}{1,3}"}[kind]
         regex = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits +
                  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -383,6 +408,10 @@ MODELS = {
                      "new_decoder_architecture": True, "parallel_attn": True, "multi_query": True, "hidden_size": D, "ffn_hidden_size": FF,
                      "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_kv_heads": KV, "layer_norm_epsilon": 1e-5,
                      "bos_token_id": 0, "eos_token_id": 0, **NEW_ROPE}, "F16", "falcon", 1),
+    "starcoder2-gelu": ({"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh",
+                         "hidden_size": D, "intermediate_size": FF, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+                         "num_key_value_heads": KV, "max_position_embeddings": CTX, "norm_epsilon": 1e-5, "use_bias": True,
+                         "sliding_window": 8, "rope_theta": 100000.0, "bos_token_id": 0, "eos_token_id": 0}, "F32", "starcoder", 1),
 }
 
 
@@ -411,6 +440,16 @@ def shapes(c, n_vocab):
             for n in ("ln_attn", "ln_mlp"):
                 s[p + n + ".weight"], s[p + n + ".bias"] = [D], [D]
         s["transformer.ln_f.weight"], s["transformer.ln_f.bias"] = [D], [D]
+    elif arch == "Starcoder2ForCausalLM":
+        n_kv = KV * D // HEADS
+        s["model.embed_tokens.weight"], s["model.norm.weight"], s["model.norm.bias"] = [n_vocab, D], [D], [D]
+        for l in range(LAYERS):
+            p = f"model.layers.{l}."
+            for n, (rows, cols) in {"self_attn.q_proj": (D, D), "self_attn.k_proj": (n_kv, D), "self_attn.v_proj": (n_kv, D),
+                                    "self_attn.o_proj": (D, D), "mlp.c_fc": (FF, D), "mlp.c_proj": (D, FF)}.items():
+                s[p + n + ".weight"], s[p + n + ".bias"] = [rows, cols], [rows]
+            for n in ("input_layernorm", "post_attention_layernorm"):
+                s[p + n + ".weight"], s[p + n + ".bias"] = [D], [D]
     else:
         head_dim = c.get("head_dim", D // HEADS)
         n_q, n_kv = c["num_attention_heads"] * head_dim, c["num_key_value_heads"] * head_dim
@@ -547,5 +586,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--check"]:
         check(pathlib.Path(sys.argv[2]))
     else:
-        for model in MODELS:
+        for model in sys.argv[1:] or MODELS:
             make(model)
