@@ -108,7 +108,7 @@ TEST_P(Divided, EqualsTheUndividedModel) {
       limits.expect_apart(test::run(two, script), test::run(whole, script), "divided");
       expect_same_greedy(two, whole, ids[0], 2 * limits.worst(script.calls.size() - 1));
       if (two.sparsity() != Sparsity::off) {
-        EXPECT_NEAR(two.density().density(c.n_ff), whole.density().density(c.n_ff), 0.01);
+        EXPECT_NEAR(two.density().density(), whole.density().density(), 0.01);
         if (d.name == "nothing_hot") {
           EXPECT_DOUBLE_EQ(two.density().host_share(), 1.0);
         } else if (d.name == "everything_hot") {

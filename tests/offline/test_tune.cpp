@@ -195,7 +195,7 @@ TEST_P(ThresholdCases, ABatchComputesWhatSparseDecodeDoes) {
     engine::Sequence sequence = engine.sequence();
     std::span<const float> sparse;
     for (const int32_t& id : text) sparse = engine.eval(sequence, {&id, 1});
-    EXPECT_NEAR(engine.density().density(m.config().n_ff), density, 0.01);
+    EXPECT_NEAR(engine.density().density(), density, 0.01);
 
     // Rounding differs, and a neuron at its threshold may fall either way: f16 cache; with quantised weights the noise
     // of 8-bit activations, 0.0135 of the rms in the products of a layer (a step is 1/127 of a block's largest, over
