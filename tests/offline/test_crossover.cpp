@@ -47,7 +47,7 @@ struct Mixture {
   Mixture() {
     shape.layers.resize(2);
     for (LayerShape& l : shape.layers) {
-      l.experts = l.gpu_experts = true, l.n_ff = 64, l.n_used = 8;
+      l.experts = l.gpu_experts = l.can_stream = true, l.n_ff = 64, l.n_used = 8;
       l.gate_bytes = 0, l.up_down_bytes = 4'000'000, l.expert_bytes = 64 * l.up_down_bytes;
       l.expert_weights = 8'000'000;
     }

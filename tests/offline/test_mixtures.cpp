@@ -243,7 +243,7 @@ ModelShape mixture_shape() {
   s.layers.resize(4);
   s.config.n_layer = 4;
   for (LayerShape& l : s.layers) {
-    l.experts = l.gpu_experts = true, l.n_ff = 64, l.n_used = 8;
+    l.experts = l.gpu_experts = l.can_stream = true, l.n_ff = 64, l.n_used = 8;
     l.gate_bytes = 0, l.up_down_bytes = 4 << 20, l.expert_bytes = 64ull * (4 << 20);
   }
   return s;
@@ -251,7 +251,7 @@ ModelShape mixture_shape() {
 
 TEST(PlanMixture, LeavesExpertsToTheCpuWhereTheGpuHasNoKernels) {
   ModelShape shape = mixture_shape();
-  for (LayerShape& l : shape.layers) l.gpu_experts = false;
+  for (LayerShape& l : shape.layers) l.gpu_experts = l.can_stream = false;
   const Planner planner(shape, uniform_frequencies(shape, 1), {.vram_budget = 6ull << 30});
   const Plan plan = planner.plan();
   EXPECT_TRUE(plan.placement.uses_gpu());

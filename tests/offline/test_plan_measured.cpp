@@ -34,7 +34,7 @@ ModelShape qwen3_30b() {
   s.config.n_head = 32, s.config.n_head_kv = 4, s.config.head_dim = 128, s.config.n_ctx_train = 40960;
   s.embedding_bytes = s.output_bytes = q4_k(151936ull * 2048);
   LayerShape l;
-  l.experts = l.gpu_experts = true, l.n_ff = 128, l.n_used = 8;
+  l.experts = l.gpu_experts = l.can_stream = true, l.n_ff = 128, l.n_used = 8;
   l.attention_bytes = q4_k(2 * 2048ull * 4096 + 2 * 2048ull * 512) + 2048ull * 128 * 4;
   l.kv_token_bytes = 2 * 512 * 2;
   l.up_down_bytes = q4_k(3 * 2048ull * 768), l.expert_bytes = 128 * l.up_down_bytes;
