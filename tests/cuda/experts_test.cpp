@@ -197,7 +197,7 @@ TEST_F(GpuExpertsTest, ExpertsVisitFromHostMemory) {
   ThreadTeam team(2);
   const auto host_device = cpu::make_device(team);
   ColdRows& slots = *gpu_->cold_rows();
-  slots.open_staging(2, size_t{48} << 20);
+  slots.open_staging(2, size_t{64} << 20);
   int slot = 0;
   for (const bool packed : {false, true}) {
     for (const MixtureCase& c : mixture_cases()) {
@@ -218,7 +218,7 @@ TEST_F(GpuExpertsTest, ExpertsVisitFromHostMemory) {
         }
       }
       const ExpertSet all(host, m.has_shared);
-      ASSERT_LE(slots.staged_bytes(all, ids), size_t{48} << 20);
+      ASSERT_LE(slots.staged_bytes(all, ids), size_t{64} << 20);
       const ExpertSet staged = slots.stage(slot, all, ids);
       Twin<float> y(*ref_, *gpu_, random_normal(rng, static_cast<size_t>(T * c.n_embd), 0.1f));
       run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {

@@ -69,7 +69,7 @@ class GpuTest : public ::testing::Test {
                    .n_head = 64,
                    .n_head_kv = 1,  // the fewer, the more pieces a context is cut into
                    .head_dim = 576,
-                   .n_experts = 65,
+                   .n_experts = 161,
                    .n_named = 9,
                    .n_ff_expert = 1024,
                    .quantized_weights = true});
