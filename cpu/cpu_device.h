@@ -105,11 +105,6 @@ class CpuDevice final : public HostDevice {
   // Makes `input` fit for products with these weights.
   void prepare(Operand& input, const Matrix& w);
   void quantize_rows(Act a, int64_t T, int64_t n);
-  // Row t of activations of n elements.
-  Act row_of(Act a, int64_t t, int64_t n) const {
-    return {a.x + t * n,
-            a.q8 != nullptr ? static_cast<std::byte*>(a.q8) + static_cast<size_t>(t) * q8_bytes(n) : nullptr};
-  }
   void add_bias(Vector bias, int64_t T, float* y);
 
   // values[t][k] of all neurons, in values_.
@@ -229,7 +224,7 @@ class CpuDevice final : public HostDevice {
       return std::min(piece % each * rows, g.expert->ffn.n());
     }
   };
-  // What a token finds in a piece: at the piece's begin in its ids and values.
+  // The neurons of a piece that are active for a token. Their ids and values begin where the piece does in the token's.
   struct ExpertFinds {
     int32_t n = 0, n_active = 0;  // n: less those whose value is zero because up is (dReLU)
   };
@@ -239,6 +234,10 @@ class CpuDevice final : public HostDevice {
   void find_in_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t piece, int thread) const;
   void sum_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t begin, int64_t end) const;
   void ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int32_t* n_active, float* y);
+  // Of the listed tokens, [n_listed].
+  const float* expert_weights() const {
+    return reinterpret_cast<const float*>(mixture_.tokens.as<int32_t>() + mixture_.n_listed);
+  }
   float* expert_scratch(int thread, int64_t floats) const {
     HEARTH_CHECK(static_cast<size_t>(floats) <= mixture_.thread_floats, "{} floats of scratch", floats);
     return mixture_.threads.as<float>() + static_cast<size_t>(thread) * mixture_.thread_floats;

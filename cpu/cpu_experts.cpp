@@ -95,8 +95,7 @@ void CpuDevice::gather_input(std::span<ExpertGroup> groups, Act in, int64_t n_em
     const int64_t t = tokens[g.first];
     g.copied = tokens[g.first + g.count - 1] - t + 1 != g.count;
     if (!g.copied) {
-      g.in = {in.x + t * n_embd,
-              in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * row : nullptr};
+      g.in = row_of(in, t, n_embd);
     } else {
       copied += g.count;
       g.in = {scratch(mixture_.in, (g.first + g.count) * n_embd) + g.first * n_embd,
@@ -144,7 +143,7 @@ void CpuDevice::expert_values(const ExpertGroup& g, int64_t r0, int64_t n, int t
 void CpuDevice::expert_down(const ExpertGroup& g, int64_t r0, int64_t n, float* y, int thread) {
   const FfnShard& s = g.expert->ffn;
   const auto* const tokens = mixture_.tokens.as<int32_t>();
-  const auto* const weights = reinterpret_cast<const float*>(tokens + mixture_.n_listed);
+  const float* const weights = expert_weights();
   float* const sums = expert_scratch(thread, g.count * n);
   if (s.down) {
     expert_product(s.down, r0, n, {{g.values, g.values_q8}, g.count, nullptr}, sums, n, thread);

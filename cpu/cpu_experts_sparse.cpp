@@ -80,7 +80,7 @@ void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int
       whole_units((n_embd * n_groups + kExpertPieces * threads - 1) / (kExpertPieces * threads), unit);
   const int64_t parts = (n_embd + columns - 1) / columns;
   const auto* const tokens = mixture_.tokens.as<int32_t>();
-  const auto* const weights = reinterpret_cast<const float*>(tokens + mixture_.n_listed);
+  const float* const weights = expert_weights();
 
   const auto find = [&](int64_t piece, int64_t, int thread) {
     find_in_expert(groups[static_cast<size_t>(piece / pieces.each)], pieces, piece, thread);

@@ -78,8 +78,7 @@ void CpuDevice::product_panels(const Matrix& w, int64_t r0, int64_t n, const Ope
 }
 
 size_t CpuDevice::packed_bytes(const Matrix& m) const {
-  if (k_.panel_dot[index(m.type)] == nullptr) return 0;
-  return static_cast<size_t>((m.rows + kPanelRows - 1) / kPanelRows * kPanelRows) * m.row_size();
+  return k_.panel_dot[index(m.type)] == nullptr ? 0 : panel_bytes(m);
 }
 
 Matrix CpuDevice::pack(const Matrix& m, std::byte* memory) {

@@ -90,9 +90,7 @@ class HostDevice : public Device,
       const Expert& e = set.experts[static_cast<size_t>(choice.ids[i])];
       if (!e) continue;
       const int64_t t = i / choice.n_named, n_embd = e.ffn.gate.cols;
-      const Act row{in.x + t * n_embd, in.q8 != nullptr
-                                           ? static_cast<std::byte*>(in.q8) + static_cast<size_t>(t) * q8_bytes(n_embd)
-                                           : nullptr};
+      const Act row = row_of(in, t, n_embd);
       std::vector<float> sum(static_cast<size_t>(n_embd));
       if (set.n_active != nullptr && e.ffn.down_t) {
         int32_t n_active = 0;
@@ -211,6 +209,12 @@ class HostDevice : public Device,
     const auto marks = MailboxMarks::of(static_cast<int32_t>(n), n_own, n_own + static_cast<int32_t>(args.n_linked));
     if (t == 0) mailbox.post_input(args.hand_off.x, T * args.hand_off.n, marks);
     mailbox.post_neurons(t, marks, named);
+  }
+
+  // Row t of activations of n elements.
+  Act row_of(Act a, int64_t t, int64_t n) const {
+    return {a.x + t * n,
+            a.q8 != nullptr ? static_cast<std::byte*>(a.q8) + static_cast<size_t>(t) * q8_bytes(n) : nullptr};
   }
 
   // The part of ffn_sparse() for neurons that another device would read over its link.

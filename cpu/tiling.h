@@ -9,6 +9,7 @@
 namespace hearth::cpu {
 
 static_assert(cpu::kFewTokens == hearth::kFewTokens);  // kernels.h includes nothing of the project
+static_assert(cpu::kPanelRows == hearth::kPanelRows);
 
 // Products.
 // Weights of a piece for one token: many for every thread, because a core's share of the bandwidth varies and the

@@ -52,7 +52,7 @@ size_t vector_bytes(const Vector& v) {
   return static_cast<size_t>(v.n) * sizeof(float);
 }
 
-// Of a table of a layer's experts, and of the biases of those that are staged, which come behind it.
+// Bytes of a table of a layer's experts, with the biases of the staged ones behind it.
 size_t table_bytes(const ExpertSet& host, std::span<const int32_t> ids) {
   size_t sum = host.experts.size() * sizeof(ExpertEntry);
   for (const int32_t id : ids) {

@@ -25,6 +25,14 @@ uint64_t bytes_of_gib(double gib, const char* flag) {
   return static_cast<uint64_t>(gib * kGiB);
 }
 
+}  // namespace
+
+uint64_t usable_host_memory(std::optional<double> gib) {
+  return gib ? bytes_of_gib(*gib, "--host-memory") : system_memory().usable();
+}
+
+namespace {
+
 // Bandwidths: as given, the others as measured on this machine (once; then from the cache).
 void set_bandwidths(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, offline::PlanRequest& request) {
   for (const auto& bw : {o.gpu_bw, o.cpu_bw, o.pcie_bw}) {
@@ -134,11 +142,8 @@ void set_machine(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gp
   request.reserve.matrix_bytes = gpu_bytes;  // of this program's kernels, whichever machine is planned for
   request.cost.link_share = o.link_share;
   request.cost.look_ahead = !o.no_look_ahead;
-  if (o.host_memory) {
-    request.host_memory = bytes_of_gib(*o.host_memory, "--host-memory");
-  } else if (!o.cpu_bw) {  // it is this machine that is planned for
-    request.host_memory = system_memory().usable();
-  }
+  // Without it and with a bandwidth it is another machine that is planned for.
+  if (o.host_memory || !o.cpu_bw) request.host_memory = usable_host_memory(o.host_memory);
 }
 
 void set_product_rate(const MachineOptions& o, const std::optional<cuda::GpuInfo>& gpu, const model::Model& model,

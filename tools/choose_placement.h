@@ -26,6 +26,9 @@ struct MachineOptions {
 };
 void add_machine_options(CLI::App& sub, MachineOptions& options);
 
+// Bytes of host memory that may be used: `gib` as given, or what is available.
+uint64_t usable_host_memory(std::optional<double> gib);
+
 // nullopt, with the reason in `why`, when there is no such GPU.
 std::optional<cuda::GpuInfo> find_gpu(int index, std::string& why);
 

@@ -254,8 +254,8 @@ Session::Session(const ModelOptions& options) {
   set_logging(options.quiet, options.verbose);
   const auto begin = std::chrono::steady_clock::now();
   team_ = std::make_unique<ThreadTeam>(n_threads(options));
-  model_ =
-      std::make_unique<model::Model>(model::Model::load(options.model, {options.activation, options.transpose_down.chosen()}));
+  model_ = std::make_unique<model::Model>(
+      model::Model::load(options.model, {options.activation, options.transpose_down.chosen()}));
   sidecar_ = model::Sidecar::find(model_->file(), model_->config(), options.sidecar);
   choose_predictors(*model_, sidecar(), options.predictor);
   const bool predicts = options.sparsity == "auto" || options.sparsity == "predict";
@@ -270,8 +270,9 @@ Session::Session(const ModelOptions& options) {
             human_count(model_->parameters()), model_->type_name(), human_bytes(model_->weight_bytes()), c.ffn.family,
             engine_->n_ctx(), engine::to_string(engine_->sparsity()), sparsity_reason(options));
   if (engine_->n_ctx() > c.n_ctx_train) {
-    log::warn("the context of {} is longer than the {} tokens that this model was trained for: later text may make no sense",
-              engine_->n_ctx(), c.n_ctx_train);
+    log::warn(
+        "the context of {} is longer than the {} tokens that this model was trained for: later text may make no sense",
+        engine_->n_ctx(), c.n_ctx_train);
   }
   log::debug("{}: {} layers, n_embd {}, n_ff {}, {} heads ({} for keys and values) of {}, vocabulary {}; FFN {}: {}",
              c.name, c.n_layer, c.n_embd, c.n_ff, c.n_head, c.n_head_kv, c.head_dim, c.n_vocab, c.ffn.family,
@@ -387,7 +388,7 @@ void Session::start_divided(const ModelOptions& options) {
 // Whether the CPU runs from a copy of the weights.
 bool Session::copies_weights(const ModelOptions& options) const {
   if ((!device_->is_host() && !planned_) || options.mmap) return false;
-  const size_t bytes = model_->weight_bytes(), available = host_memory_of(options);
+  const size_t bytes = model_->weight_bytes(), available = usable_host_memory(options.host_memory);
   if (options.no_mmap && bytes > available) {
     fail("--no-mmap takes {} of memory for the weights and {} is available; leave it out", human_bytes(bytes),
          human_bytes(available));

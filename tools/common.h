@@ -65,8 +65,6 @@ void set_logging(bool quiet, bool verbose);
 void add_thread_option(CLI::App& sub, int& threads);
 // -m/--model, which is required, and -hf in its place (hub_models.h).
 void add_model_file_option(CLI::App& sub, std::string& model);
-// Bytes of host memory that a session may use, the model included.
-uint64_t host_memory_of(const ModelOptions& options);
 // All of ModelOptions.
 void add_model_options(CLI::App& sub, ModelOptions& options);
 void add_transpose_down(CLI::App& sub, TransposeDownOptions& options);

@@ -191,8 +191,7 @@ std::string experts_text(const model::ExpertsDescription& e) {
 const char* down_layout(const gguf::File& file) {
   bool standard = false, transposed = false;
   for (const gguf::TensorInfo& t : file.tensors()) {
-    if (!t.name.ends_with(".weight")) continue;
-    (t.name.find(".ffn_down_t") != std::string::npos ? transposed : standard) |= offline::is_down(t.name);
+    if (offline::is_down(t.name)) (offline::is_transposed_down(t.name) ? transposed : standard) = true;
   }
   if (standard && transposed) return "mixed";
   return transposed ? "transposed" : standard ? "standard" : "none";

@@ -3,24 +3,20 @@
 
 #include "core/log.h"
 #include "engine/kv_cache.h"
+#include "tools/choose_placement.h"
 #include "tools/common.h"
 #include "tools/fit_memory.h"
 #include "tools/system.h"
 
 namespace hearth::tools {
 
-uint64_t host_memory_of(const ModelOptions& options) {
-  constexpr double kGiB = 1024.0 * 1024 * 1024;
-  if (options.host_memory) return static_cast<uint64_t>(*options.host_memory * kGiB);
-  return system_memory().usable();
-}
-
 // For models that the CPU runs alone; the plan knows about divided ones.
 void Session::check_host_memory(const ModelOptions& options) const {
   const model::Config& c = model_->config();
   const int64_t n_ctx = options.n_ctx > 0 ? options.n_ctx : std::min(c.n_ctx_train, engine::kDefaultContext);
   const uint64_t page = static_cast<uint64_t>(c.n_layer) * engine::KvCache::layer_page_bytes(c);
-  check_cache_fits(n_ctx, page / kPagePositions * static_cast<uint64_t>(options.n_sequences), host_memory_of(options));
+  check_cache_fits(n_ctx, page / kPagePositions * static_cast<uint64_t>(options.n_sequences),
+                   usable_host_memory(options.host_memory));
 }
 
 namespace {
@@ -47,10 +43,10 @@ void Session::warn_of_disk(const ModelOptions& options) {
   if (!planned_ && on_gpu()) return;
   HostNeed need;
   need.weights = planned_ ? cold_experts(*model_, planned_->placement) : model_->weight_bytes();
-  need.available = host_memory_of(options);
+  need.available = usable_host_memory(options.host_memory);
   for (const Device* d : {device_.get(), host_device_.get()}) {
-    if (d == nullptr || !d->is_host() || options.host_memory)
-      continue;  // what is available now is less by what they took
+    if (options.host_memory) break;  // what is available now is less by what they took; what was given is not
+    if (d == nullptr || !d->is_host()) continue;
     for (const MemoryUse& use : d->memory()) need.available += use.purpose == Purpose::weights ? use.bytes : 0;
   }
   if (need.weights <= need.available) return;

@@ -86,7 +86,7 @@ class Planner {
   // than with none. nullopt: it never is.
   std::optional<double> break_even(size_t layer, const LayerChoice& choice) const;
 
-  // What prompts do of a model that is placed like this.
+  // How prompts of a model that is placed like this stream what the CPU has.
   Streaming streaming(const engine::Placement& placement) const {
     return {shape_, frequencies_, placement, request_.cost};
   }

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/ops.h"
+
 namespace hearth::offline {
 namespace {
 
-constexpr int64_t kFewest = 9;  // fewer tokens are computed where experts are
+constexpr int64_t kFewest = kFewTokens + 1;  // fewer tokens are computed where experts are
 constexpr int64_t kNever = 1'000'000'000;
 
 }  // namespace

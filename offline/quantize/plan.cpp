@@ -38,9 +38,6 @@ std::optional<std::string_view> down_suffix(std::string_view name, std::string_v
   if (suffix.empty() || suffix == "_exps" || suffix == "_shexp" || one_expert) return suffix;
   return std::nullopt;
 }
-bool is_transposed_down(std::string_view name) {
-  return down_suffix(name, kDownT).has_value();
-}
 std::string renamed_down(std::string_view name, std::string_view from, std::string_view to) {
   return std::string(name.substr(0, name.find(from))).append(to).append(*down_suffix(name, from)).append(kWeight);
 }
@@ -260,6 +257,9 @@ class Planner {
 
 }  // namespace
 
+bool is_transposed_down(std::string_view name) {
+  return down_suffix(name, kDownT).has_value();
+}
 bool is_down(std::string_view name) {
   return down_suffix(name, kDown).has_value() || is_transposed_down(name);
 }

@@ -38,8 +38,9 @@ struct QuantizePlan {
   std::string down_reason;
 };
 
-// Whether a tensor is a down projection, in either layout.
+// Whether a tensor is a down projection, in either layout; whether it is one that is transposed.
 bool is_down(std::string_view name);
+bool is_transposed_down(std::string_view name);
 
 // Throws Error as quantize() does, but for what is found in the values.
 QuantizePlan plan_quantization(const gguf::File& file, const QuantizeOptions& options);

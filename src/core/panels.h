@@ -67,10 +67,13 @@ constexpr void read_panel_block(const PanelFormat& format, const std::byte* pane
   }
 }
 
-// Bytes of a matrix in host memory, the rows that fill its last panel included.
+// Bytes of a matrix in panels, the rows that fill its last one included.
+inline size_t panel_bytes(const Matrix& m) {
+  return static_cast<size_t>((m.rows + kPanelRows - 1) / kPanelRows * kPanelRows) * m.row_size();
+}
+// Bytes of a matrix in host memory, in the layout that it has.
 inline size_t stored_bytes(const Matrix& m) {
-  const int64_t rows = m.layout == Layout::panels ? (m.rows + kPanelRows - 1) / kPanelRows * kPanelRows : m.rows;
-  return static_cast<size_t>(rows) * m.row_size();
+  return m.layout == Layout::panels ? panel_bytes(m) : m.bytes();
 }
 
 // The rows of a matrix in panels, as a file has them, in m.bytes() of memory.

@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include "core/cold_rows.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/adopt_weights.h"
@@ -268,19 +267,15 @@ class Splitter {
 
 }  // namespace
 
-HostArena::HostArena(Device& main, size_t bytes) : main_(&main), memory_(bytes) {
-  if (bytes > 0) main.cold_rows()->pin(memory_.data(), bytes);
+HostArena::HostArena(Device& main, size_t bytes) : memory_(bytes) {
+  if (bytes > 0) lock_ = std::make_unique<PageLock>(*main.cold_rows(), memory_.data(), bytes);
 }
 
 HostArena& HostArena::operator=(HostArena&& other) noexcept {
-  std::swap(main_, other.main_);
   std::swap(memory_, other.memory_);
+  std::swap(lock_, other.lock_);
   std::swap(used_, other.used_);
   return *this;
-}
-
-HostArena::~HostArena() {
-  if (memory_.bytes() > 0) main_->cold_rows()->unpin(memory_.data());
 }
 
 std::byte* HostArena::take(size_t bytes) {

@@ -1,10 +1,12 @@
 #pragma once
 // A model's weights divided between a main device and the CPU, as a Placement says.
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/cold_rows.h"
 #include "core/device.h"
 #include "core/thread_team.h"
 #include "engine/placement.h"
@@ -21,7 +23,6 @@ class HostArena {
   HostArena(Device& main, size_t bytes);
   HostArena(HostArena&& other) noexcept { *this = std::move(other); }
   HostArena& operator=(HostArena&& other) noexcept;
-  ~HostArena();
 
   std::byte* take(size_t bytes);  // aligned to 64
   std::span<const std::byte> taken() const { return {memory_.data(), used_}; }
@@ -29,8 +30,8 @@ class HostArena {
   static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
-  Device* main_ = nullptr;
   HostBuffer memory_;
+  std::unique_ptr<PageLock> lock_;  // of it: goes first
   size_t used_ = 0;
 };
 
