@@ -69,6 +69,7 @@ class CpuDevice final : public HostDevice {
   void head_products(const HeadProducts& products, int64_t T) override;
   void fetch(const FfnShard& shard, std::span<const int32_t> ids, const Mailbox& until) override;
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override;
+  void fetch_experts(const ExpertSet& set, const ExpertChoice& choice, const Mailbox& until) override;
   void argmax(const float* logits, int64_t n, int64_t T, int32_t* ids) override;
 
  private:
@@ -211,6 +212,12 @@ class CpuDevice final : public HostDevice {
   // The tokens by expert, those that are here: lists them in mixture_.tokens.
   std::span<ExpertGroup> group_tokens(std::span<const Expert> experts, const ExpertChoice& choice, int64_t T);
   void gather_input(std::span<ExpertGroup> groups, Act in, int64_t n_embd);
+  // How the rows of T tokens' experts are cut.
+  struct ExpertCuts {
+    int64_t rows = 0, each = 0;  // of a piece of gate and up; pieces of a group, of smaller experts the last are empty
+    int64_t columns = 0;         // of the result, of a piece of the down projections
+  };
+  ExpertCuts cut(std::span<const ExpertGroup> groups, int64_t T) const;
   void expert_product(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, int thread);
   // Neurons [r0, r0 + n) of a group's expert; rows [r0, r0 + n) of its down projection, times weights, added to y.
   void expert_values(const ExpertGroup& group, int64_t r0, int64_t n, int thread);

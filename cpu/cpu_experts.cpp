@@ -167,6 +167,50 @@ void CpuDevice::expert_down_rows(const ExpertGroup& g, int64_t c0, int64_t n, fl
   }
 }
 
+CpuDevice::ExpertCuts CpuDevice::cut(std::span<const ExpertGroup> groups, int64_t T) const {
+  int64_t rows = 0, most_rows = 0, unit = kPanelRows;
+  for (const ExpertGroup& g : groups) {
+    const FfnShard& s = g.expert->ffn;
+    rows += s.n(), most_rows = std::max(most_rows, s.n());
+    if (s.down_t) unit = std::max(unit, column_unit(s.down_t.type));
+  }
+  const int64_t pieces = kExpertPieces * team_.size(), most = T > kFewTokens ? kExpertBatchRows : kExpertRows;
+  ExpertCuts cuts;
+  cuts.rows = expert_piece_rows(rows, pieces, most);
+  cuts.each = (most_rows + cuts.rows - 1) / cuts.rows;
+  cuts.columns = whole_units(expert_piece_rows(groups.front().expert->ffn.gate.cols, pieces, kExpertRows), unit);
+  return cuts;
+}
+
+// Thread t brings pieces t, t + threads, ...: the first of them are those that it computes first.
+void CpuDevice::fetch_experts(const ExpertSet& set, const ExpertChoice& choice, const Mailbox& until) {
+  const std::span<const ExpertGroup> groups = group_tokens(set.experts, choice, 1);
+  if (groups.empty()) return;
+  const ExpertCuts cuts = cut(groups, 1);
+  const int64_t threads = team_.size(), n_values = std::ssize(groups) * cuts.each,
+                n_embd = groups.front().expert->ffn.gate.cols;
+  const auto bring = [&](const Matrix& m, int64_t first, int64_t n) {
+    if (until.has_next()) return false;
+    prefetch<For::soon>(m.row(first), static_cast<size_t>(n) * m.row_size());
+    return true;
+  };
+  team_.for_chunks(threads, 1, [&](int64_t thread, int64_t, int) {
+    for (int64_t piece = thread; piece < n_values; piece += threads) {
+      const FfnShard& s = groups[static_cast<size_t>(piece / cuts.each)].expert->ffn;
+      const int64_t r0 = piece % cuts.each * cuts.rows, n = std::min(cuts.rows, s.n() - r0);
+      for (const Matrix* m : {&s.gate, &s.up}) {
+        if (*m && n > 0 && !bring(*m, r0, n)) return;
+      }
+    }
+    for (int64_t r0 = thread * cuts.columns; r0 < n_embd; r0 += threads * cuts.columns) {
+      for (const ExpertGroup& g : groups) {
+        const Matrix& down = g.expert->ffn.down;  // of transposed ones only the rows of active neurons are read
+        if (down && !bring(down, r0, std::min(cuts.columns, n_embd - r0))) return;
+      }
+    }
+  });
+}
+
 void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T, float* y) {
   if (set.n_active != nullptr) std::fill_n(set.n_active, T, 0);
   if (T == 0 || set.experts.empty()) return;
@@ -174,29 +218,25 @@ void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, co
   mixture_.n_listed = T * choice.n_named;
   const std::span<ExpertGroup> groups = group_tokens(set.experts, choice, T);
   if (groups.empty()) return;
-  const int64_t n_embd = groups.front().expert->ffn.gate.cols, threads = team_.size();
+  const int64_t n_embd = groups.front().expert->ffn.gate.cols;
   gather_input(groups, in, n_embd);
-  int64_t rows = 0, most_rows = 0, n_quantized = 0, n_skipping = 0, unit = kPanelRows;
+  int64_t n_quantized = 0, n_skipping = 0;
   for (const ExpertGroup& g : groups) {
     const FfnShard& s = g.expert->ffn;
     HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t), "exactly one of down and down_t");
     HEARTH_CHECK(g.in.q8 != nullptr || !(is_quantized(s.gate.type) || (s.up && is_quantized(s.up.type))),
                  "quantised weights need the 8-bit form of their input");
-    rows += s.n(), most_rows = std::max(most_rows, s.n());
     n_quantized += g.values_q8 != nullptr ? 1 : 0;
-    if (s.down_t) unit = std::max(unit, column_unit(s.down_t.type));
     n_skipping += set.n_active != nullptr && s.down_t ? 1 : 0;
   }
   if (n_skipping > 0) {
     HEARTH_CHECK(n_skipping == std::ssize(groups), "some experts have down, others down_t");
     return ffn_experts_sparse(groups, T, set.n_active, y);
   }
-  // Pieces of gate and up are numbered alike in every group; of smaller experts the last ones are empty.
-  const int64_t most = T > kFewTokens ? kExpertBatchRows : kExpertRows;
-  const int64_t grain = expert_piece_rows(rows, kExpertPieces * threads, most), each = (most_rows + grain - 1) / grain;
+  const ExpertCuts cuts = cut(groups, T);
   const auto values = [&](int64_t piece, int64_t, int thread) {
-    const ExpertGroup& g = groups[static_cast<size_t>(piece / each)];
-    const int64_t r0 = piece % each * grain, n = std::min(grain, g.expert->ffn.n() - r0);
+    const ExpertGroup& g = groups[static_cast<size_t>(piece / cuts.each)];
+    const int64_t r0 = piece % cuts.each * cuts.rows, n = std::min(cuts.rows, g.expert->ffn.n() - r0);
     if (n > 0) expert_values(g, r0, n, thread);
   };
   const auto quantize = [&](int64_t group, int64_t, int) {
@@ -210,11 +250,9 @@ void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, co
     for (const ExpertGroup& g : groups) expert_down(g, begin, end - begin, y, thread);
   };
   const std::array<ThreadTeam::Round, 3> rounds = {{
-      {.n = std::ssize(groups) * each, .grain = 1, .work = values},
+      {.n = std::ssize(groups) * cuts.each, .grain = 1, .work = values},
       {.n = n_quantized > 0 ? std::ssize(groups) : 0, .grain = 1, .work = quantize},
-      {.n = n_embd,
-       .grain = whole_units(expert_piece_rows(n_embd, kExpertPieces * threads, kExpertRows), unit),
-       .work = down},
+      {.n = n_embd, .grain = cuts.columns, .work = down},
   }};
   team_.for_rounds(rounds, [](size_t) {});
 }

@@ -140,6 +140,7 @@ class HostDevice : public Device,
   // Nothing is prefetched where nobody knows how.
   void fetch(const FfnShard&, std::span<const int32_t>, const Mailbox&) override {}
   void fetch_input(const FfnShard&, Act, const Mailbox&) override {}
+  void fetch_experts(const ExpertSet&, const ExpertChoice&, const Mailbox&) override {}
 
   // The host's memory is the device's: nothing moves.
   void pin(void*, size_t) override {}

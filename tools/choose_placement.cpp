@@ -199,8 +199,8 @@ void add_link_share_option(CLI::App& sub, std::optional<double>& share, const ch
 void add_look_ahead_option(CLI::App& sub, bool& no_look_ahead, const char* group) {
   sub.add_flag(
          "--no-look-ahead", no_look_ahead,
-         "Of a divided model with predictors: never evaluate a layer's predictor on the layer before, which tells "
-         "the CPU what rows to fetch while the GPU is at the attention")
+         "Of a divided model with predictors, or of a mixture: never evaluate a layer's predictor or router on the "
+         "layer before, which tells the CPU what rows to fetch while the GPU is at the attention")
       ->group(group);
 }
 

@@ -104,6 +104,9 @@ class ForwardingDevice : public Device,
   void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) override {
     inner_.row_prefetch()->fetch_input(shard, in, hand_off);
   }
+  void fetch_experts(const ExpertSet& set, const ExpertChoice& choice, const Mailbox& until) override {
+    inner_.row_prefetch()->fetch_experts(set, choice, until);
+  }
 
   void pin(void* host, size_t bytes) override { inner_.cold_rows()->pin(host, bytes); }
   void unpin(void* host) override { inner_.cold_rows()->unpin(host); }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "core/experts.h"
 #include "core/mailbox.h"
 #include "core/ops.h"
 #include "core/sparse_ffn.h"
@@ -44,6 +45,9 @@ class RowPrefetch {
   // The same for the input of the next ffn_sparse(), in about 3 us: when a hand-off has begun and its neurons are not
   // there yet. Until they come, goes on with what fetch() began for this shard.
   virtual void fetch_input(const FfnShard& shard, Act in, const Mailbox& hand_off) = 0;
+  // Brings the rows of the experts that this choice of one token names, those that are here, near the cores that read
+  // them if about the same are chosen in the next ffn_experts(). Ends when the mailbox's next hand-off is there.
+  virtual void fetch_experts(const ExpertSet& set, const ExpertChoice& choice, const Mailbox& until) = 0;
 
  protected:
   ~RowPrefetch() = default;

@@ -195,6 +195,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   for (LayerFacts& f : facts) {
     f.hinted = f.hinted && options_.look_ahead;
     if (f.experts) f.streamable = f.streamable && options_.copy_weights;
+    f.foreseen = f.foreseen && options_.look_ahead;
     if (sparsity_ == Sparsity::off) f.selection = Selection::all, f.hinted = f.linked = f.all_linked = false;
   }
   schedule_ = Schedule(facts);

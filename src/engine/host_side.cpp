@@ -24,6 +24,11 @@ class HostSide::Layer {
     const std::span<const int32_t> ids(begin, std::lower_bound(begin, told.end(), cold.n()));
     if (!ids.empty()) prefetch().fetch(cold, ids, s_.mailbox_);
   }
+  void operator()(const Foresee&) {
+    const ExpertChoice choice = s_.c_.act.choice(l_, 1);
+    s_.c_.device.expert_ffn()->route(f_.layer(l_).router, Act{s_.last_input_.data(), nullptr}, 1, choice);
+    prefetch().fetch_experts({f_.layer(l_).experts, f_.layer(l_).router.shared}, choice, s_.mailbox_);
+  }
   void operator()(const Take& step) {
     const float* const brought = s_.mailbox_.wait_input();
     std::memset(y_, 0, static_cast<size_t>(f_.size()) * sizeof(float));
@@ -34,7 +39,10 @@ class HostSide::Layer {
       return;
     }
     b_.input = {const_cast<float*>(brought), s_.c_.act.ffn_input(l_, f_.T()).q8};  // inputs of operations are only read
-    if (step.letter == Letter::ffn_input_and_experts) b_.choice = s_.c_.act.choice_behind(b_.input.x, f_.T());
+    if (step.letter == Letter::ffn_input_and_experts) {
+      b_.choice = s_.c_.act.choice_behind(b_.input.x, f_.T());
+      if (f_.T() == 1) s_.last_input_.assign(brought, brought + f_.size());  // the next hand-off overwrites it
+    }
     const FfnShard& shard = f_.layer(l_).some_ffn();
     if (is_quantized(shard.gate.type) || (shard.up && is_quantized(shard.up.type))) {
       s_.c_.device.quantize(b_.input, f_.T(), s_.c_.config.n_embd);

@@ -40,6 +40,7 @@ class HostSide {
   Mailbox& mailbox_;
   Letters brought_;
   std::vector<Computed> computed_;  // of each layer
+  std::vector<float> last_input_;   // [n_embd] of one token: what the last hand-off brought with experts
 };
 
 }  // namespace hearth::engine

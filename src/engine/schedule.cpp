@@ -22,6 +22,7 @@ class Compiler {
         asks_(layer.cold && !streams_ && !(skips_ && layer.all_linked)),
         publishes_(asks_ && skips_ && layer.hot && !layer.parallel),
         prefetches_(kind == BatchKind::one && layer.hinted && asks_),
+        foresees_(kind == BatchKind::one && layer.foreseen && asks_),
         hints_next_(kind == BatchKind::one && next != nullptr && next->hinted),
         after_(next == nullptr                        ? NextReader::head
                : next->parallel || next->host_attends ? NextReader::nobody
@@ -117,6 +118,7 @@ class Compiler {
     if (streams_) main(Stream{ffn_input()});
     if (!asks_) return;
     main(Collect{});
+    if (foresees_) host(Foresee{});
     host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed, skips_}), host(Answer{});
   }
 
@@ -198,7 +200,7 @@ class Compiler {
   const bool skips_;          // neurons
   const bool main_names_;     // the main device's predictor names both sides' neurons
   const bool whole_on_host_;  // the main device has no part but one hand-off
-  const bool streams_, asks_, publishes_, prefetches_, hints_next_;
+  const bool streams_, asks_, publishes_, prefetches_, foresees_, hints_next_;
   const NextReader after_;  // the layer
   bool made_ = false;       // the FFN's input, on the main device
   LayerSchedule s_;
@@ -275,6 +277,7 @@ std::string to_string(const Step& step) {
     std::string operator()(const Branch&) const { return "branch"; }
     std::string operator()(const Join& j) const { return j.half == Half::ffn ? "join(ffn)" : "join(attention)"; }
     std::string operator()(const Prefetch&) const { return "prefetch"; }
+    std::string operator()(const Foresee&) const { return "foresee"; }
     std::string operator()(const Take& t) const { return fmt::format("take({})", to_string(t.letter)); }
     std::string operator()(const TakeNeurons&) const { return "take(neurons)"; }
     std::string operator()(const AddInput&) const { return "add input"; }
@@ -316,6 +319,9 @@ void check_facts(std::span<const LayerFacts> layers) {
             "its rows are to be prefetched, and no predictor on the GPU names them a layer ahead");
     require(!l.hinted || (l.cold && !l.all_linked && !l.host_attends),
             "its rows are to be prefetched, and the CPU is not asked for them alone");
+    const auto brings_experts = [](const LayerFacts& f) { return f.experts && f.cold && f.main_routes; };
+    require(!l.foreseen || (i > 0 && brings_experts(l) && !l.early_router && brings_experts(layers[i - 1])),
+            "its experts are to be prefetched, and no hand-off brings what the CPU would name them by");
   }
 }
 

@@ -54,6 +54,7 @@ struct LayerFacts {
   bool experts = false;         // a mixture: hot and cold are of experts
   bool main_routes = false;     // the main device chooses the experts, for the host too; otherwise the host does
   bool early_router = false;    // the router reads the layer's input, before attention
+  bool foreseen = false;        // the host names the layer's experts on the input of the layer before, to prefetch them
   bool operator==(const LayerFacts&) const = default;
 };
 
@@ -116,6 +117,7 @@ struct Join {
   Half half;
 };                   // main: x += the post-norm of that sum; what follows is added to x again
 struct Prefetch {};  // host: rows that a hint named, until the next hand-off
+struct Foresee {};   // host: rows of the experts that the router names for the layer before, until the next hand-off
 struct Take {
   Letter letter;
 };                      // host: waits for the vector of a hand-off
@@ -123,7 +125,7 @@ struct TakeNeurons {};  // host: waits for its neurons
 struct AddInput {};     // host: x = what the hand-off brought + the answer so far
 struct Answer {};       // host: ends the hand-off
 using Step = std::variant<Norm, Attend, Predict, Ffn, Route, Experts, Post, Hint, Fetch, Stream, Collect, Branch, Join,
-                          Prefetch, Take, TakeNeurons, AddInput, Answer>;
+                          Prefetch, Foresee, Take, TakeNeurons, AddInput, Answer>;
 
 struct LayerSchedule {
   std::vector<Step> main, host;

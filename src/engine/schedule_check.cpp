@@ -34,8 +34,7 @@ class Simulation {
     if (l_.cold && !(skips_ && l_.all_linked)) wanted |= kCold;
     if (fetched_) return "experts are fetched that nobody computes";
     if (main_.branch) return "a sum is left behind that nothing joins";
-    if (joined_ != (l_.post_norms ? wanted : 0))
-      return "a half of the layer is added without its own norm";
+    if (joined_ != (l_.post_norms ? wanted : 0)) return "a half of the layer is added without its own norm";
     if (main_.x != wanted) return fmt::format("the layer's parts are {:#x}, expected {:#x}", main_.x, wanted);
     return std::nullopt;
   }
@@ -179,7 +178,8 @@ class Simulation {
       taken_ = true, posted_.reset(), answer_ = 0, published_ = false;
       return true;
     }
-    if (std::holds_alternative<Prefetch>(step)) return taken_ ? fail("a prefetch comes after its hand-off") : true;
+    if (std::holds_alternative<Prefetch>(step) || std::holds_alternative<Foresee>(step))
+      return taken_ ? fail("a prefetch comes after its hand-off") : true;
     if (!taken_) return fail(fmt::format("the host executes {} without a hand-off", to_string(step)));
     if (std::holds_alternative<TakeNeurons>(step)) {
       if (!std::exchange(neurons_left_, false)) return fail("neurons are awaited that the hand-off does not bring");

@@ -125,6 +125,12 @@ bool can_hint(const LayerFacts& before, const LayerFacts& layer) {
   return predicts_for_cpu(before) && predicts_for_cpu(layer) && !layer.all_linked && !layer.host_attends;
 }
 
+// Whether the CPU can name a layer's experts on the input of the layer before: both hand-offs bring their input.
+bool can_foresee(const LayerFacts& before, const LayerFacts& layer) {
+  const auto brings_experts = [](const LayerFacts& f) { return f.experts && f.cold && f.main_routes; };
+  return brings_experts(before) && brings_experts(layer) && !layer.early_router && !layer.host_attends;
+}
+
 // Divides one layer after the other.
 class Splitter {
  public:
@@ -194,7 +200,8 @@ class Splitter {
     }
     const bool routes = out.facts[layer].main_routes;
     to_host.router.shared = from.router.shared;  // whoever routes
-    adopt_router(routes ? main_ : host_, from.router, routes ? to_main.router : to_host.router);
+    if (routes) adopt_router(main_, from.router, to_main.router);
+    if (!routes || out.facts[layer].foreseen) adopt_router(host_, from.router, to_host.router);
     to_main.ffn_norm = adopt(main_, from.ffn_norm), to_host.ffn_norm = adopt(host_, from.ffn_norm);
     main_.synchronize();
   }
@@ -308,6 +315,7 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
       if (f.hot && !main_can_route) {
         fail("the plan has experts of layer {} on the GPU, which cannot compute experts yet; plan again", l);
       }
+      f.foreseen = l > 0 && can_foresee(all[l - 1], f);
       continue;
     }
     f.hot = !place.gpu_bucket.empty(), f.cold = !place.ffn_on_gpu(w.ffn.n());

@@ -28,7 +28,8 @@ LayerFacts facts_of(unsigned bits, Selection selection) {
           .streamable = bit(9),
           .experts = bit(11),
           .main_routes = bit(12),
-          .early_router = bit(13)};
+          .early_router = bit(13),
+          .foreseen = false};  // needs a mixture before: see AMixtureBehindAMixtureIsForeseen
 }
 
 // Whether a layer with these facts may follow one that a GPU predicts for both sides.
@@ -205,6 +206,26 @@ TEST(Schedule, FactsThatContradictEachOtherAreRefused) {
   first.cold = true, first.selection = Selection::predictor, first.hinted = true;
   for (const LayerFacts& l : {nobody, unnamed, first}) {
     EXPECT_THROW(Schedule({l}), Error);
+  }
+}
+
+TEST(Schedule, AMixtureBehindAMixtureIsForeseen) {
+  LayerFacts first;
+  first.cold = first.experts = first.main_routes = true;
+  LayerFacts foreseen = first;
+  foreseen.foreseen = true;
+  LayerFacts early = foreseen;
+  early.early_router = true;
+  LayerFacts whole = first;
+  whole.cold = false;
+  EXPECT_THROW(Schedule({foreseen}), Error) << "no layer before";
+  EXPECT_THROW(Schedule({first, early}), Error) << "its router reads what no hand-off brings";
+  EXPECT_THROW(Schedule({whole, foreseen}), Error) << "the layer before hands nothing over";
+  const Schedule schedule({first, foreseen});
+  for (const BatchKind kind : kKinds) {
+    const std::vector<Step>& host = schedule.layer(kind, 1).host;
+    const bool foresees = !host.empty() && std::holds_alternative<Foresee>(host.front());
+    EXPECT_EQ(foresees, kind == BatchKind::one) << to_string(kind);
   }
 }
 
