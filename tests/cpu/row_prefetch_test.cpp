@@ -70,6 +70,57 @@ TEST(Device, FetchedRowsAndLearntPartsGiveTheSameBits) {
   }
 }
 
+// Experts that are fetched early, the chosen ones or others, and whether the hand-off is there already or not.
+TEST(Device, FetchedExpertsGiveTheSameBits) {
+  for (const int n_threads : {1, 3}) {
+    ThreadTeam team(n_threads);
+    const auto device = cpu::make_device(team);
+    for (const DType type : {DType::f16, DType::q8_0, DType::q4_0}) {
+      const int64_t n = 96, n_embd = 160, n_experts = 5;
+      std::vector<Weights> weights;
+      std::vector<Expert> experts(n_experts);
+      for (unsigned e = 0; e < n_experts; ++e) {
+        weights.push_back(random_weights(3 * e + 1, type, n, n_embd));
+        weights.push_back(random_weights(3 * e + 2, type, n, n_embd));
+        weights.push_back(random_weights(3 * e + 3, type, n_embd, n));
+      }
+      for (size_t e = 0; e < experts.size(); ++e) {
+        if (e == 2) continue;  // it is not here
+        FfnShard& s = experts[e].ffn;
+        s.act = Activation::silu;
+        s.gate = device->adopt(weights[3 * e].matrix()), s.up = device->adopt(weights[3 * e + 1].matrix());
+        s.down = device->adopt(weights[3 * e + 2].matrix());
+      }
+      Limits limits = limits_for(1, n, n_embd);
+      limits.n_ff = limits.n_ff_expert = n, limits.n_experts = n_experts, limits.n_named = 3;
+      limits.quantized_weights = true;
+      device->reserve(limits);
+      Bound b(*device);
+      const Act in = b.activations(random_activations(4, static_cast<size_t>(n_embd)), 1, n_embd);
+      std::vector<int32_t> chosen = {0, 2, 4}, others = {1, 2, 3}, absent = {2};
+      std::vector<float> of_each = {0.5f, 0.25f, 0.25f};
+      const ExpertSet set{experts};
+      const auto sum_of = [&](std::vector<int32_t>* foreseen, bool too_late) {
+        HostMailbox box(1, n);
+        const float x = 0;
+        if (too_late) box.post_input(&x, 1, {});
+        if (foreseen != nullptr) {
+          device->row_prefetch()->fetch_experts(
+              set, {foreseen->data(), of_each.data(), static_cast<int64_t>(foreseen->size())}, box);
+        }
+        std::vector<float> y(static_cast<size_t>(n_embd), 0.5f);
+        device->expert_ffn()->ffn_experts(set, {chosen.data(), of_each.data(), 3}, in, 1, y.data());
+        return y;
+      };
+      const std::vector<float> expected = sum_of(nullptr, false);
+      for (std::vector<int32_t>* foreseen : {&chosen, &others, &absent}) {
+        ASSERT_EQ(sum_of(foreseen, false), expected) << n_threads << " threads";
+        ASSERT_EQ(sum_of(foreseen, true), expected) << n_threads << " threads";
+      }
+    }
+  }
+}
+
 // A list that was fetched is dealt one piece to a thread, however long it is; but not a longer one than scratch holds.
 TEST(Device, AFetchedListMayBeLongerThanScratch) {
   ThreadTeam team(1);
