@@ -241,7 +241,7 @@ class CpuDevice final : public HostDevice {
   void find_in_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t piece, int thread) const;
   void sum_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t begin, int64_t end) const;
   void ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int32_t* n_active, float* y);
-  // Of the listed tokens, [n_listed].
+  // [n_listed]: the weights of the listed tokens.
   const float* expert_weights() const {
     return reinterpret_cast<const float*>(mixture_.tokens.as<int32_t>() + mixture_.n_listed);
   }

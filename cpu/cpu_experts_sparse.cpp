@@ -68,14 +68,14 @@ void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int
   HEARTH_CHECK(T <= kFewTokens, "{} tokens are not few", T);
   const int64_t n_embd = groups.front().expert->ffn.gate.cols, threads = team_.size(), n_groups = std::ssize(groups);
   auto* ids = mixture_.ids.as<int32_t>();
-  int64_t rows = 0, most_rows = 0, unit = kBlock;
+  int64_t unit = kBlock;
   for (ExpertGroup& g : groups) {
     const FfnShard& s = g.expert->ffn;
     g.ids = ids, ids += g.count * s.n();
-    rows += s.n(), most_rows = std::max(most_rows, s.n()), unit = std::max(unit, column_unit(s.down_t.type));
+    unit = std::max(unit, column_unit(s.down_t.type));
   }
-  ExpertPieces pieces{.rows = expert_piece_rows(rows, kExpertPieces * threads, kExpertRows)};
-  pieces.each = (most_rows + pieces.rows - 1) / pieces.rows;
+  const ExpertCuts cuts = cut(groups, T);
+  const ExpertPieces pieces{.rows = cuts.rows, .each = cuts.each};
   const int64_t columns =
       whole_units((n_embd * n_groups + kExpertPieces * threads - 1) / (kExpertPieces * threads), unit);
   const int64_t parts = (n_embd + columns - 1) / columns;
