@@ -152,8 +152,9 @@ void register_quantize(CLI::App& app) {
                   "but q8_0 for types below 8 bits)");
   CLI::Option* standard =
       sub->add_flag("--standard-down", o->standard_down, "keep ffn_down as other programs expect it");
-  sub->add_flag("--transposed-down", o->transposed_down,
-                "write ffn_down transposed (ffn_down_t), for sparse use; the default for ReLU-family models")
+  sub->add_flag(
+         "--transposed-down", o->transposed_down,
+         "write ffn_down transposed (ffn_down_t), for sparse use; the default for ReLU-family models without experts")
       ->excludes(standard);
   sub->add_flag("--allow-requantize", o->allow_requantize,
                 "convert tensors that are quantised already, losing precision twice");

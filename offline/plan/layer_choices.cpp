@@ -82,8 +82,11 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   const auto gate = static_cast<double>(shape_.gate_bytes), up_down = static_cast<double>(shape_.up_down_bytes);
   const auto k = static_cast<size_t>(c.hot), n = order_.size();
   Traffic t;
-  if (shape_.experts) {  // whole matrices
-    t.gpu_dense = active_[k] * up_down, t.cpu_dense = (active_[n] - active_[k]) * up_down;
+  if (shape_.experts) {  // whole matrices, but for neurons that the CPU skips
+    const double cold = active_[n] - active_[k], skippable = static_cast<double>(shape_.skippable_bytes);
+    t.gpu_dense = active_[k] * up_down;
+    if (shape_.active_inside < 1) t.cpu_sparse = cold * skippable * shape_.active_inside;
+    t.cpu_dense = cold * (up_down - (shape_.active_inside < 1 ? skippable : 0));
     return t;
   }
   switch (c.selection) {
@@ -196,7 +199,8 @@ double LayerCosts::expert_seconds(const LayerChoice& c) const {
   const double spared = spared_[static_cast<size_t>(c.hot)], asked = 1 - spared;
   double waits = 0;
   if (asked > 0) {
-    waits = cost_.overlapped(hot, cost_.handoff_seconds - cost_.asking_seconds + cost_.cpu_dense(t.cpu_dense) / asked);
+    const double cold = cost_.cpu_dense(t.cpu_dense) + cost_.cpu_sparse(t.cpu_sparse);
+    waits = cost_.overlapped(hot, cost_.handoff_seconds - cost_.asking_seconds + cold / asked);
   }
   return router + cost_.asking_seconds + spared * hot + asked * waits;
 }

@@ -58,6 +58,8 @@ void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_
     uint64_t weights = 0;
     for (const Matrix* m : {&e.ffn.gate, &e.ffn.up, &e.ffn.down}) weights += static_cast<uint64_t>(m->rows * m->cols);
     l.expert_weights = std::max(l.expert_weights, weights);
+    if (e.ffn.down_t)
+      l.skippable_bytes = std::max<uint64_t>(l.skippable_bytes, e.ffn.up.bytes() + e.ffn.down_t.bytes());
     largest.file = std::max(largest.file, b.file), largest.gpu = std::max(largest.gpu, b.gpu);
   }
   l.up_down_bytes = largest.file, l.gpu_neuron_bytes = largest.other();
@@ -149,6 +151,13 @@ void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar) {
     } else if (const model::PredictorFigures& f = stored[l].figures; f.tokens > 0 && f.density > 0) {
       shape.layers[l].named_per_active = static_cast<double>(f.predicted_density) / static_cast<double>(f.density);
     }
+  }
+}
+
+void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar) {
+  if (!shape.sparse_family) return;
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    shape.layers[l].active_inside = sidecar.statistics.layers[l].inside.mean().value_or(1);
   }
 }
 

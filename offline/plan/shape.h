@@ -21,10 +21,14 @@ inline uint64_t bytes_in_file(const Matrix& m) {
 struct LayerShape {
   int64_t n_ff = 0;
   bool experts = false;
-  bool shared_expert = false;              // the last expert is used by every token
-  double n_used = 0;                       // experts that a token uses, the shared one among them
-  uint64_t expert_bytes = 0;               // of all experts
-  uint64_t expert_weights = 0;             // of the largest one, their number
+  bool shared_expert = false;   // the last expert is used by every token
+  double n_used = 0;            // experts that a token uses, the shared one among them
+  uint64_t expert_bytes = 0;    // of all experts
+  uint64_t expert_weights = 0;  // of the largest one, their number
+  // Of the largest expert, what a CPU can skip: up and down, where down is transposed and the model may skip; and the
+  // share of that which a token needs.
+  uint64_t skippable_bytes = 0;
+  double active_inside = 1;
   bool gpu_experts = false;                // GPUs have kernels for experts of this shape
   bool can_stream = false;                 // they can visit a GPU: their down projections are not transposed
   uint64_t attention_bytes = 0;            // wq, wk, wv, wo
@@ -71,5 +75,7 @@ ModelShape shape_of(const model::Model& model, const MatrixBytes& gpu_bytes = by
 // Sets named_per_active: of predictors that the sidecar holds, as measured when they were made; of others, as the
 // profile found on a few tokens.
 void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar);
+// Sets active_inside of mixtures of ReLU families, as the profile counted it.
+void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar);
 
 }  // namespace hearth::offline

@@ -34,6 +34,7 @@ void CountingDevice::reserve(const Limits& limits) {
   kept_ = inner_.allocate(words(n_embd_), Purpose::scratch);
   foreseen_ids_ = inner_.allocate(words(limits.n_named), Purpose::scratch);
   foreseen_weights_ = inner_.allocate(words(limits.n_named), Purpose::scratch);
+  inside_ = inner_.allocate(static_cast<size_t>(limits.n_named * limits.n_ff_expert) * sizeof(float), Purpose::scratch);
 }
 
 void CountingDevice::begin_sequence(bool heldout) {
@@ -88,6 +89,40 @@ void CountingDevice::route(const Router& router, const Input& input, int64_t T, 
   }
   expert_counters_[index].add(bring_ids(choice, T), foreseen, T, heldout_, statistics_.layers[layer]);
   keep_for_next(layer, in, T);
+  routed_ = layer;
+}
+
+void CountingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& input, int64_t T,
+                                 float* y) {
+  const Act in = rows_of(input, T);
+  const FfnShard& first = model_.weights().layers[routed_].some_ffn();
+  if (model_.config().ffn.sparse() && !heldout_) {
+    const NeuronRule rule{first.act, first.act_threshold, first.up_relu, 0.0f};
+    const std::vector<int32_t> ids = bring_ids(choice, T);
+    const size_t row = inner_.q8_bytes(n_embd_);
+    model::MeanShare& inside = statistics_.layers[routed_].inside;
+    for (int64_t t = 0; t < T; t += kInsideEvery) {
+      const auto at = static_cast<size_t>(t), n = static_cast<size_t>(choice.n_named);
+      const Act token{in.x + t * n_embd_, in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + at * row : nullptr};
+      inside.sum += active_share(set, std::span(ids).subspan(at * n, n), token, rule), ++inside.tokens;
+    }
+  }
+  inner_.expert_ffn()->ffn_experts(set, choice, in, T, y);
+}
+
+double CountingDevice::active_share(const ExpertSet& set, std::span<const int32_t> ids, Act token,
+                                    const NeuronRule& rule) {
+  int64_t n = 0, active = 0;
+  for (const int32_t id : ids) {
+    const FfnShard& ffn = set.experts[static_cast<size_t>(id)].ffn;
+    const MatmulPart gate{.w = ffn.gate, .bias = ffn.gate_bias, .y = inside_.as<float>() + n};
+    inner_.matmul({&gate, 1}, token, 1);
+    n += ffn.n();
+  }
+  std::vector<float> gates(static_cast<size_t>(n));
+  inner_.download(gates.data(), inside_.as<float>(), gates.size() * sizeof(float));
+  for (const float z : gates) active += rule.activate(z) != 0.0f ? 1 : 0;
+  return static_cast<double>(active) / static_cast<double>(n);
 }
 
 void CountingDevice::keep_for_next(size_t layer, Act in, int64_t T) {

@@ -33,11 +33,16 @@ class CountingDevice final : public FfnProbe {
                  const NextNorm* next) override;
   // Each layer's router is tried on the input of the layer before, too (LayerStatistics::foreseen).
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
+  // Of ReLU families, the active neurons of every kInsideEvery-th token's experts are counted (LayerStatistics::inside).
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
 
  private:
+  static constexpr int64_t kInsideEvery = 16;
   // Keeps the rows that a layer's FFN reads, where the next layer has a router to be tried on them.
   void keep_for_next(size_t layer, Act in, int64_t T);
   std::vector<int32_t> bring_ids(const ExpertChoice& choice, int64_t T);
+  // The share of the neurons of the experts `ids` whose act(gate) is not zero, for one token.
+  double active_share(const ExpertSet& set, std::span<const int32_t> ids, Act token, const NeuronRule& rule);
   void add_moments(size_t layer, const float* input, int64_t T);
   void add_down_inputs(size_t layer, int64_t T);  // what evaluate() left is gone
   // The first T rows of n values.
@@ -53,11 +58,13 @@ class CountingDevice final : public FfnProbe {
   // Layers by the address of attn_q or attn_output on the device, in order of first use.
   std::unordered_map<const void*, size_t> readers_of_attention_, attn_outputs_;
   std::vector<float> host_input_;
-  std::vector<size_t> mixtures_;                        // layers with a router
-  std::unordered_map<const void*, size_t> routers_;     // the same by the router's address, in order of first use
-  std::vector<ExpertCounter> expert_counters_;          // by index in mixtures_
+  std::vector<size_t> mixtures_;                         // layers with a router
+  std::unordered_map<const void*, size_t> routers_;      // the same by the router's address, in order of first use
+  std::vector<ExpertCounter> expert_counters_;           // by index in mixtures_
   DeviceBuffer kept_, foreseen_ids_, foreseen_weights_;  // [max_tokens][n_embd]; [max_tokens][n_named]
-  std::optional<size_t> kept_of_;                       // the layer whose rows are kept
+  std::optional<size_t> kept_of_;                        // the layer whose rows are kept
+  size_t routed_ = 0;                                    // the layer whose router was the last to choose
+  DeviceBuffer inside_;                                  // [n_named][n_ff_expert] gates of one token
 };
 
 }  // namespace hearth::offline

@@ -25,7 +25,7 @@ ExpertSummary summarize_layer(const model::Sidecar& sidecar, size_t layer) {
     out.covered[k] = covered(s.active, order, kHottestExperts[k]);
     if (!s.active_heldout.empty()) out.covered_heldout[k] = covered(s.active_heldout, order, kHottestExperts[k]);
   }
-  out.previous = s.previous.mean(), out.foreseen = s.foreseen.mean();
+  out.previous = s.previous.mean(), out.foreseen = s.foreseen.mean(), out.inside = s.inside.mean();
   for (size_t k = 0; k < s.unions.size(); ++k) {
     const std::optional<double> share = s.unions[k].share(out.n_expert);
     if (share) out.growth[k] = *share * static_cast<double>(out.n_expert) / static_cast<double>(out.n_used);
@@ -42,7 +42,7 @@ std::string row(const std::string& name, const ExpertSummary& s) {
   for (const double share : s.covered) out += fmt::format(" {:>8}", percent(share));
   out += fmt::format(" {:>9} {:>9}", percent(s.covered_heldout[1]), percent(s.previous));
   for (const auto& growth : s.growth) out += fmt::format(" {:>8}", growth ? fmt::format("{:.2f} ×", *growth) : "-");
-  return out + fmt::format(" {:>10}\n", percent(s.foreseen));
+  return out + fmt::format(" {:>10} {:>7}\n", percent(s.foreseen), percent(s.inside));
 }
 
 nlohmann::json json_or_null(const std::optional<double>& v) {
@@ -76,13 +76,14 @@ ExpertSummary mean_of(const std::vector<ExpertSummary>& layers) {
   for (size_t k = 0; k < out.growth.size(); ++k) out.growth[k] = mean([k](auto& l) { return l.growth[k]; });
   out.previous = mean([](auto& l) { return l.previous; });
   out.foreseen = mean([](auto& l) { return l.foreseen; });
+  out.inside = mean([](auto& l) { return l.inside; });
   return out;
 }
 
 std::string expert_table(const std::vector<ExpertSummary>& layers) {
-  std::string out = fmt::format("\n{:>5} {:>7} {:>5} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>10}\n", "layer",
-                                "experts", "used", "10 %", "20 %", "40 %", "held out", "previous", "2 tokens",
-                                "4 tokens", "8 tokens", "look-ahead");
+  std::string out = fmt::format("\n{:>5} {:>7} {:>5} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>10} {:>7}\n",
+                                "layer", "experts", "used", "10 %", "20 %", "40 %", "held out", "previous", "2 tokens",
+                                "4 tokens", "8 tokens", "look-ahead", "neurons");
   for (const ExpertSummary& l : layers) out += row(std::to_string(l.layer), l);
   out += row("mean", mean_of(layers));
   return out +
@@ -90,7 +91,9 @@ std::string expert_table(const std::vector<ExpertSummary>& layers) {
          "out: on the same 20 % on text that was not profiled.\n"
          "previous: of a token's experts, those that the token before used too; N tokens: the experts that N "
          "consecutive tokens use together, times those of one.\n"
-         "look-ahead: of a token's experts, those that the layer's router names on the input of the layer before.\n";
+         "look-ahead: of a token's experts, those that the layer's router names on the input of the layer before.\n"
+         "neurons: of those of a token's experts, the shared one among them, the active ones; of ReLU families "
+         "alone.\n";
 }
 
 nlohmann::json to_json(const ExpertSummary& s) {
@@ -108,7 +111,8 @@ nlohmann::json to_json(const ExpertSummary& s) {
           {"choices_of_hottest_percent_heldout", heldout},
           {"previous_token", json_or_null(s.previous)},
           {"union_per_token", growths},
-          {"look_ahead", json_or_null(s.foreseen)}};
+          {"look_ahead", json_or_null(s.foreseen)},
+          {"neurons_active", json_or_null(s.inside)}};
 }
 
 }  // namespace hearth::offline

@@ -24,6 +24,7 @@ struct ExpertSummary {
   // Experts that kUnionTokens consecutive tokens use together, in experts of one token.
   std::array<std::optional<double>, model::kUnionTokens.size()> growth;
   std::optional<double> foreseen;  // of a token's experts, those that the router names on the layer before's input
+  std::optional<double> inside;    // of the neurons of a token's experts, those that are active
 };
 // The layers that are mixtures.
 std::vector<ExpertSummary> summarize_experts(const model::Sidecar& sidecar);

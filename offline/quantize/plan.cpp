@@ -133,8 +133,12 @@ class Planner {
     } else {
       try {
         const model::FfnDescription ffn = model::describe_ffn(file_);
-        plan_.down_transposed = ffn.sparse();
-        plan_.down_reason = fmt::format("the FFN is {}: {}", ffn.family, ffn.reason);
+        // GPUs take experts' down projections as files store them, and so do prompts on the CPU, which are faster with them.
+        const bool experts = std::ranges::any_of(file_.tensors(), [](const gguf::TensorInfo& t) {
+          return !down_suffix(t.name, kDown).value_or("").empty();
+        });
+        plan_.down_transposed = ffn.sparse() && !experts;
+        plan_.down_reason = experts ? "the FFNs are experts" : fmt::format("the FFN is {}: {}", ffn.family, ffn.reason);
       } catch (const Error& e) {
         plan_.down_reason = fmt::format("the FFN's kind is unknown: {}", e.what());
       }

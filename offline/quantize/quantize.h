@@ -17,7 +17,8 @@ namespace hearth::offline {
 
 // How the FFN's down matrices are written.
 enum class DownLayout {
-  // As the input has them where it already has ffn_down_t; else transposed for ReLU-family FFNs, standard for others.
+  // As the input has them where it already has ffn_down_t; else transposed for ReLU-family FFNs, standard for others and
+  // for mixtures of experts.
   automatic,
   transposed,  // blk.N.ffn_down_t.weight, ne = [n_embd, n_ff]: a neuron's column is a row; what sparse kernels read
   standard,    // blk.N.ffn_down.weight, ne = [n_ff, n_embd]: what other programs read

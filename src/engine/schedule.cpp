@@ -319,8 +319,7 @@ void check_facts(std::span<const LayerFacts> layers) {
             "its rows are to be prefetched, and no predictor on the GPU names them a layer ahead");
     require(!l.hinted || (l.cold && !l.all_linked && !l.host_attends),
             "its rows are to be prefetched, and the CPU is not asked for them alone");
-    const auto brings_experts = [](const LayerFacts& f) { return f.experts && f.cold && f.main_routes; };
-    require(!l.foreseen || (i > 0 && brings_experts(l) && !l.early_router && brings_experts(layers[i - 1])),
+    require(!l.foreseen || (i > 0 && l.brings_experts() && !l.early_router && layers[i - 1].brings_experts()),
             "its experts are to be prefetched, and no hand-off brings what the CPU would name them by");
   }
 }

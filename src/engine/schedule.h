@@ -55,6 +55,8 @@ struct LayerFacts {
   bool main_routes = false;     // the main device chooses the experts, for the host too; otherwise the host does
   bool early_router = false;    // the router reads the layer's input, before attention
   bool foreseen = false;        // the host names the layer's experts on the input of the layer before, to prefetch them
+  // Whether a hand-off brings the CPU the layer's input and experts.
+  bool brings_experts() const { return experts && cold && main_routes; }
   bool operator==(const LayerFacts&) const = default;
 };
 

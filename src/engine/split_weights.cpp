@@ -127,8 +127,7 @@ bool can_hint(const LayerFacts& before, const LayerFacts& layer) {
 
 // Whether the CPU can name a layer's experts on the input of the layer before: both hand-offs bring their input.
 bool can_foresee(const LayerFacts& before, const LayerFacts& layer) {
-  const auto brings_experts = [](const LayerFacts& f) { return f.experts && f.cold && f.main_routes; };
-  return brings_experts(before) && brings_experts(layer) && !layer.early_router && !layer.host_attends;
+  return before.brings_experts() && layer.brings_experts() && !layer.early_router && !layer.host_attends;
 }
 
 // Divides one layer after the other.

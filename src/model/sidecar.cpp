@@ -118,6 +118,9 @@ class Reader {
     if (file_.find(key(kProfile, "foreseen_sums")) != nullptr) {
       read_shares("foreseen", [](LayerStatistics& l) -> MeanShare& { return l.foreseen; });
     }
+    if (file_.find(key(kProfile, "inside_sums")) != nullptr) {
+      read_shares("inside", [](LayerStatistics& l) -> MeanShare& { return l.inside; });
+    }
     read_named();
     for (size_t k = 0; k < kUnionTokens.size(); ++k) read_union(k);
   }
@@ -305,6 +308,8 @@ void set_profile(gguf::Writer& out, const Statistics& p) {
   out.set(key(kProfile, "coactive_recent_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.recent.tokens; }));
   out.set(key(kProfile, "foreseen_sums"), by_layer<double>(p, [](auto& l) { return l.foreseen.sum; }));
   out.set(key(kProfile, "foreseen_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.foreseen.tokens; }));
+  out.set(key(kProfile, "inside_sums"), by_layer<double>(p, [](auto& l) { return l.inside.sum; }));
+  out.set(key(kProfile, "inside_tokens"), by_layer<uint64_t>(p, [](auto& l) { return l.inside.tokens; }));
   out.set(key(kProfile, "predictor_named"), by_layer<uint64_t>(p, [](auto& l) { return l.named.named; }));
   out.set(key(kProfile, "predictor_active"), by_layer<uint64_t>(p, [](auto& l) { return l.named.active; }));
   for (size_t k = 0; k < kUnionTokens.size(); ++k) {

@@ -12,6 +12,7 @@
 //   hearth-sparse.profile.*             how and over what the statistics were gathered
 //   hearth-sparse.profile.union_K_neurons, .union_K_windows   u64 [n_layer], K = 2, 4, 8; optional: NeuronUnion
 //   hearth-sparse.profile.foreseen_sums, .foreseen_tokens      f64, u64 [n_layer]; optional: LayerStatistics::foreseen
+//   hearth-sparse.profile.inside_sums, .inside_tokens          f64, u64 [n_layer]; optional: LayerStatistics::inside
 //   profile.blk.N.active                i64 [n_ff]
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
@@ -87,6 +88,7 @@ struct LayerStatistics {
   std::array<NeuronUnion, kUnionTokens.size()> unions;  // of kUnionTokens tokens; no windows = not counted
   NamedNeurons named;
   MeanShare foreseen;  // of a token's experts, those that the router names on the FFN's input of the layer before
+  MeanShare inside;    // of the neurons of a token's experts, the shared one among them, those with act(gate) != 0
   std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
   int64_t n_ff() const { return static_cast<int64_t>(active.size()); }
 };

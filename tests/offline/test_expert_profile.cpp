@@ -10,6 +10,7 @@
 #include "core/forwarding_device.h"
 #include "cpu/cpu.h"
 #include "engine/engine.h"
+#include "offline/plan/layer_choices.h"
 #include "offline/plan/planner.h"
 #include "offline/profile/expert_counter.h"
 #include "offline/profile/expert_summary.h"
@@ -59,8 +60,8 @@ void expect_same(const model::LayerStatistics& a, const model::LayerStatistics& 
   EXPECT_EQ(a.active, b.active);
   EXPECT_EQ(a.active_heldout, b.active_heldout);
   EXPECT_EQ(a.unions, b.unions);
-  for (const auto field :
-       {&model::LayerStatistics::previous, &model::LayerStatistics::recent, &model::LayerStatistics::foreseen}) {
+  for (const auto field : {&model::LayerStatistics::previous, &model::LayerStatistics::recent,
+                           &model::LayerStatistics::foreseen, &model::LayerStatistics::inside}) {
     EXPECT_EQ((a.*field).tokens, (b.*field).tokens);
     EXPECT_NEAR((a.*field).sum, (b.*field).sum, 1e-9);
   }
@@ -159,10 +160,24 @@ Sets choose(const Router& router, const std::vector<float>& input) {
   return sets;
 }
 
+// Of the neurons of one token's experts, the share whose gate a ReLU lets through, in double.
+double share_above_zero(const model::LayerWeights& l, std::set<int32_t> ids, std::span<const float> input) {
+  if (l.router.shared) ids.insert(static_cast<int32_t>(l.router.routing.n_expert));
+  double above = 0, all = 0;
+  for (const int32_t id : ids) {
+    const Matrix& w = l.experts[static_cast<size_t>(id)].ffn.gate;
+    for (int64_t r = 0; r < w.rows; ++r, ++all) {
+      const auto* row = reinterpret_cast<const float*>(w.row(r));
+      above += std::inner_product(input.begin(), input.end(), row, 0.0) > 0 ? 1 : 0;
+    }
+  }
+  return above / all;
+}
+
 class ExpertProfile : public testing::Test {
  protected:
-  void load(const test::TinyMixtureOptions& o) {
-    model_ = model::Model::load(test::write_tiny_mixture(dir_ / "mixture.gguf", o));
+  void load(const test::TinyMixtureOptions& o, std::optional<std::string> activation = {}) {
+    model_ = model::Model::load(test::write_tiny_mixture(dir_ / "mixture.gguf", o), {std::move(activation)});
   }
   // Three texts of 40 tokens, the last one held out.
   static Corpus corpus() {
@@ -207,6 +222,11 @@ class ExpertProfile : public testing::Test {
             for (const int32_t id : set) ++all[l].active_heldout[static_cast<size_t>(id)];
         } else {
           add_straightforward(seen.choices[l], l > 0 ? choose(router, seen.inputs[l - 1]) : Sets(), all[l]);
+          const auto n = static_cast<size_t>(model_->config().n_embd);
+          for (size_t t = 0; model_->config().ffn.sparse() && t < s.ids.size(); t += 16, ++all[l].inside.tokens) {
+            all[l].inside.sum += share_above_zero(model_->weights().layers[l], seen.choices[l][t],
+                                                  std::span(seen.inputs[l]).subspan(t * n, n));
+          }
         }
       }
     }
@@ -243,6 +263,43 @@ TEST_F(ExpertProfile, SharedExpertsAndDenseLayersAreToldApart) {
   EXPECT_GT(s.statistics.layers[1].foreseen.tokens, 0u);  // tried on the dense layer's input
   const std::string table = summary_table(s);
   for (const char* said : {"80 % made by", "look-ahead"}) EXPECT_NE(table.find(said), std::string::npos) << said;
+}
+
+// The CPU's bytes of a token shrink by the up and down rows that it skips; a GPU computes whole experts.
+TEST_F(ExpertProfile, NeuronsInsideReluExpertsAreCountedAndPlannedWith) {
+  load({.arch = "qwen2moe", .n_ff_shared = 64, .transposed_down = true}, "relu");
+  const model::Sidecar s = profiled();
+  expect_right(s);
+  s.write(dir_ / "mixture.sparse.gguf");
+  const model::Sidecar read = *model::Sidecar::find(model_->file(), model_->config());
+  for (size_t l = 0; l < 3; ++l) {
+    const model::MeanShare& inside = read.statistics.layers[l].inside;
+    EXPECT_EQ(inside.tokens, 6u);  // of 2 texts of 40
+    EXPECT_EQ(inside.sum, s.statistics.layers[l].inside.sum);
+    EXPECT_GT(*inside.mean(), 0.2);
+    EXPECT_LT(*inside.mean(), 0.8);
+  }
+  EXPECT_TRUE(summary_json(read).at("mean_experts").at("neurons_active").is_number());
+
+  ModelShape shape = shape_of(*model_);
+  const std::vector<double> even(7, 3.0 / 7);
+  const auto traffic = [&](int32_t hot) {
+    return LayerCosts(shape.layers[1], even, CostModel{}, GpuReserve{}, 0, 0).ffn_traffic({.hot = hot});
+  };
+  const Traffic cold = traffic(0), hot = traffic(7);
+  set_active_inside(shape, s);
+  const LayerShape& l = shape.layers[1];
+  const double share = *s.statistics.layers[1].inside.mean(), skippable = 3.0 * static_cast<double>(l.skippable_bytes);
+  EXPECT_EQ(3 * l.skippable_bytes, 2 * l.up_down_bytes);  // of f32 gate, up and down
+  EXPECT_EQ(cold.cpu_sparse, 0);
+  EXPECT_NEAR(traffic(0).cpu_sparse, skippable * share, 1e-6);
+  EXPECT_NEAR(traffic(0).cpu_dense, cold.cpu_dense - skippable, 1e-6);
+  EXPECT_EQ(traffic(7).gpu_dense, hot.gpu_dense);
+}
+
+TEST_F(ExpertProfile, NeuronsInsideExpertsAreCountedOfReluFamiliesAlone) {
+  load({});
+  for (const model::LayerStatistics& l : profiled().statistics.layers) EXPECT_EQ(l.inside.tokens, 0u);
 }
 
 TEST_F(ExpertProfile, GoesOnWhereItStoppedAndComesBackFromTheSidecar) {
@@ -283,8 +340,11 @@ TEST_F(ExpertProfile, CountsThatDoNotAddUpAreRefused) {
   refused([](auto& s) { s.statistics.layers[1].active_heldout[0] += 1; }, "expected 2 for each");
   refused([](auto& s) { s.n_expert_used[2] = 7; }, "uses 7 of layer 2's 6 experts");
   refused([](auto& s) { s.n_expert_used.pop_back(); }, "n_expert_used is of 2 layers");
-  refused([](auto& s) { s.n_expert_used = {1, 1, 1}, s.statistics.tokens *= 2, s.statistics.tokens_heldout *= 2; },
-          "was made for");
+  refused(
+      [](auto& s) {
+        s.n_expert_used = {1, 1, 1}, s.statistics.tokens *= 2, s.statistics.tokens_heldout *= 2;
+      },
+      "was made for");
 }
 
 TEST_F(ExpertProfile, WhatIsOfNeuronsIsRefused) {
@@ -332,8 +392,10 @@ TEST_F(ExpertProfile, PlansPlaceTheMostFrequentExperts) {
       double coldest = 2, hottest = -1;
       for (int32_t e = 0; e < 7; ++e) {
         const double p = f.p[l][static_cast<size_t>(e)];
-        if (std::ranges::find(hot, e) != hot.end()) coldest = std::min(coldest, p);
-        else hottest = std::max(hottest, p);
+        if (std::ranges::find(hot, e) != hot.end())
+          coldest = std::min(coldest, p);
+        else
+          hottest = std::max(hottest, p);
       }
       EXPECT_GE(coldest, hottest);
       divided += !hot.empty() && hot.size() < 7 ? 1 : 0;

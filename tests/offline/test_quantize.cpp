@@ -206,13 +206,15 @@ TEST_F(Quantize, DownLayouts) {
   }
 }
 
-// Experts' down projections, stacked or one tensor each, and a shared expert's: as those of dense layers, and back.
-TEST_F(Quantize, ExpertsAreTransposedToo) {
+// Experts' down projections, stacked or one tensor each, and a shared expert's: where that is asked for, and back.
+TEST_F(Quantize, ExpertsAreTransposedWhenAsked) {
   for (const auto form : {test::TinyMixtureOptions::Form::stacked, test::TinyMixtureOptions::Form::one_tensor_each}) {
     test::TinyMixtureOptions tiny{.form = form, .arch = "smallthinker", .n_ff_shared = 64};
     test::write_tiny_mixture(in_, tiny);
     QuantizeOptions options;
     options.type = DType::f32;
+    EXPECT_FALSE(run_file(options).down_transposed);
+    options.down = DownLayout::transposed;
     EXPECT_TRUE(run_file(options).down_transposed);
     tiny.transposed_down = true;
     const auto expected = model::Model::load(test::write_tiny_mixture(dir_ / "transposed.gguf", tiny));
