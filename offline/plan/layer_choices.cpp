@@ -83,10 +83,10 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   const auto k = static_cast<size_t>(c.hot), n = order_.size();
   Traffic t;
   if (shape_.experts) {  // whole matrices, but for neurons that the CPU skips
-    const double cold = active_[n] - active_[k], skippable = static_cast<double>(shape_.skippable_bytes);
+    const double cold = active_[n] - active_[k];
+    const double skippable = shape_.active_inside < 1 ? static_cast<double>(shape_.skippable_bytes) : 0;
     t.gpu_dense = active_[k] * up_down;
-    if (shape_.active_inside < 1) t.cpu_sparse = cold * skippable * shape_.active_inside;
-    t.cpu_dense = cold * (up_down - (shape_.active_inside < 1 ? skippable : 0));
+    t.cpu_dense = cold * (up_down - skippable), t.cpu_sparse = cold * skippable * shape_.active_inside;
     return t;
   }
   switch (c.selection) {

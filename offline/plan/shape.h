@@ -25,8 +25,8 @@ struct LayerShape {
   double n_used = 0;            // experts that a token uses, the shared one among them
   uint64_t expert_bytes = 0;    // of all experts
   uint64_t expert_weights = 0;  // of the largest one, their number
-  // Of the largest expert, what a CPU can skip: up and down, where down is transposed and the model may skip; and the
-  // share of that which a token needs.
+  // Of the largest expert, up and down where down is transposed: the bytes of which a CPU skips inactive neurons'. And
+  // the share of them that a token needs; 1: none are skipped.
   uint64_t skippable_bytes = 0;
   double active_inside = 1;
   bool gpu_experts = false;                // GPUs have kernels for experts of this shape

@@ -133,7 +133,7 @@ class Planner {
     } else {
       try {
         const model::FfnDescription ffn = model::describe_ffn(file_);
-        // GPUs take experts' down projections as files store them, and so do prompts on the CPU, which are faster with them.
+        // Prompts on the CPU are faster with experts' down projections as files store them, and GPUs need them so.
         const bool experts = std::ranges::any_of(file_.tensors(), [](const gguf::TensorInfo& t) {
           return !down_suffix(t.name, kDown).value_or("").empty();
         });
