@@ -143,7 +143,7 @@ KernelRates cached_rates(const std::optional<std::filesystem::path>& path, const
 
 Speeds kept_speeds(const std::optional<std::filesystem::path>& path, const std::string& key, const std::string& model) {
   json cache = path ? read_cache(*path) : json::object();
-  const json& kept = member(member(member(cache, key), "speeds"), model);
+  json& kept = member(member(member(cache, key), "speeds"), model);
   Speeds speeds;
   for (const auto& [way, speed] : kept.items()) {
     if (speed.is_number() && std::isfinite(speed.get<double>()) && speed.get<double>() >= 0) speeds[way] = speed;
