@@ -1,5 +1,6 @@
 // Which of llama.cpp's pre-tokenizers a tokenizer.json describes. llama.cpp's own converter hashes the tokens of a test
 // text instead; the structure says the same without running the tokenizer, and says what differs when nothing fits.
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>

@@ -2,6 +2,7 @@
 // give the bits that they give in the file's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <list>
 #include <memory>

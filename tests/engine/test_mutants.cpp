@@ -2,6 +2,7 @@
 // one thing wrong. And they pass what is right.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/engine.h"

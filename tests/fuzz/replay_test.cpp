@@ -1,6 +1,7 @@
 // Runs the fuzz targets without a fuzzer: each input of the corpus as it is, cut, and with seeded mutations.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <random>

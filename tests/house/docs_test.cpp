@@ -2,6 +2,7 @@
 // tool finds no misspelt word.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 

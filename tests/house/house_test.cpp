@@ -1,6 +1,7 @@
 // The house's rules hold in every file: include arrows, CUDA headers, file sizes, nothing left unfinished.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -1,6 +1,7 @@
 // The multiple-choice knapsack: against brute force, and its bound against its result.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "offline/plan/knapsack.h"

@@ -1,6 +1,7 @@
 // Predictors end to end: made from a model's activations, kept in its sidecar, attached and measured.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 

@@ -2,6 +2,7 @@
 // not depend on how it is cut into batches or threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"

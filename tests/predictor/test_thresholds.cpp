@@ -1,6 +1,7 @@
 // Thresholds from first principles: the cut at a price is the best of all cuts, and the tallies are counts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -1,6 +1,7 @@
 // `hearth bench` on divided models, over lists, and what it makes of former results. The oracle stands in for the GPU.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>

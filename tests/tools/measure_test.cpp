@@ -1,4 +1,5 @@
 // `hearth logits`, `perplexity`, `bench` and `doctor`.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 

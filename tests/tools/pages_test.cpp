@@ -1,6 +1,7 @@
 // Man pages, completions and --help name the same flags.
 #include "tools/pages/pages.h"
 
+#include <algorithm>
 #include <regex>
 #include <set>
 

@@ -1,5 +1,6 @@
 // Every command that README and docs show is at least parsed by the program's own flags; those of the README, of
 // tutorials and how-tos run, on small models in the place of the reader's.
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 

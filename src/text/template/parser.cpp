@@ -1,4 +1,5 @@
 // Jinja2's statements, as far as chat templates use them.
+#include <algorithm>
 #include <utility>
 
 #include "text/template/expressions.h"
