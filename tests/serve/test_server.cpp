@@ -103,7 +103,7 @@ TEST_F(Http, ChatCompletions) {
   EXPECT_EQ(chunks[chunks.size() - 2]["choices"][0]["finish_reason"], "length");
   EXPECT_TRUE(chunks.back()["choices"].empty());
   EXPECT_EQ(chunks.back()["usage"]["completion_tokens"], 8);
-  EXPECT_EQ(text, j["choices"][0]["message"]["content"]);
+  EXPECT_EQ(text, j["choices"][0]["message"]["content"].get<std::string>());
 }
 
 TEST_F(Http, ChoicesSeedsLogprobsAndCachedTokens) {
