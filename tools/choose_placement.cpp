@@ -256,6 +256,7 @@ PlannedRun plan_run(const model::Model& model, const model::Sidecar* sidecar, Ru
   set_product_rate(r.machine, gpu, model, r.request);
   const offline::ModelShape shape = offline::shape_of(model, r.request.reserve.matrix_bytes);
   const offline::Frequencies frequencies = offline::frequencies_of(shape, sidecar, r.thresholds);
+  run.share_rates = r.request.cost.share_rates();
   run.stream_tokens = offline::Streaming(shape, frequencies, run.placement, r.request.cost).tokens();
   if (gpu && run.placement.planned_bytes() > gpu->free_bytes + r.context_bytes.value_or(0)) {
     fail("the plan needs {} of GPU memory and {} has {} free; use a smaller --vram-budget",

@@ -50,6 +50,7 @@ struct PlannedRun {
   engine::Placement placement;
   std::optional<double> tokens_per_second;  // expected; unknown for a plan from a file
   int64_t stream_tokens = 0;  // batches of at least this many stream what the CPU has to the GPU; 0: none do
+  engine::ShareRates share_rates;
 };
 
 struct RunRequest {

@@ -206,9 +206,9 @@ void add_model_options(CLI::App& sub, ModelOptions& o) {
       ->check(CLI::IsMember({"scalar", "avx2", "avx512", "reference"}))
       ->group("Hardware");
   sub.add_option("--stream-tokens", o.stream_tokens,
-                 "Of a divided model: batches of at least N prompt tokens stream the CPU's weights to the GPU, smaller "
-                 "ones are computed where the weights are; 0: all are (default: where this machine's measured speeds "
-                 "cross)")
+                 "Of a divided model: batches of at least N prompt tokens stream the CPU's weights to the GPU (of a "
+                 "mixture some of the experts that they choose), smaller ones are computed where the weights are; 0: "
+                 "all are (default: where this machine's measured speeds cross)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->type_name("N")
       ->group("Hardware");
@@ -415,6 +415,7 @@ void Session::make_engine(const ModelOptions& options) {
   e.n_ctx = planned_->placement.n_ctx;  // loading obeys the plan
   e.n_batch = planned_->placement.n_batch, e.n_sequences = planned_->placement.n_sequences;
   e.stream_tokens = options.stream_tokens.value_or(planned_->stream_tokens);
+  e.share_rates = planned_->share_rates;
   const bool maps_experts = model_->config().experts && !e.copy_weights;
   if (maps_experts && options.stream_tokens.value_or(0) > 0) {
     fail(
@@ -425,7 +426,8 @@ void Session::make_engine(const ModelOptions& options) {
   if (maps_experts) {
     log::debug("experts are read where the file is mapped: the CPU computes its share of every batch");
   } else {
-    log::debug("batches of {} tokens or more stream the CPU's weights to the GPU", e.stream_tokens);
+    log::debug("batches of {} tokens or more stream {} to the GPU", e.stream_tokens,
+               model_->config().experts ? "some of the CPU's experts" : "the CPU's weights");
   }
   Device& host = profiled(*host_device_, host_profiler_);
   engine_ = std::make_unique<engine::Engine>(*model_, device, e, engine::Division{host, planned_->placement, *team_});

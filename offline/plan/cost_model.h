@@ -37,6 +37,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "engine/cold_stream.h"
+#include "engine/share_out.h"
 #include "offline/plan/shape.h"
 
 namespace hearth::offline {
@@ -93,7 +94,7 @@ struct CostModel {
   double token_seconds = 30e-6;      // launching the graph, sampling
   double cpu_layer_seconds = 20e-6;  // of a layer on the CPU alone beyond its bytes: a team begins and ends operations
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
-  // A layer whose experts are streamed waits so long: the host for the choice, the GPU for the first expert.
+  // Of a layer whose experts are streamed, before the first byte comes: the host waits for the choice.
   double fetch_seconds = 60e-6;
 
   // Neurons that a predictor names, for each that is active, where that was not measured (LayerShape).
@@ -107,6 +108,9 @@ struct CostModel {
     const double tokens = bytes_per_weight / pcie_bandwidth * cpu_flops / 2;
     return std::max(kFewest, static_cast<int64_t>(std::ceil(std::min(tokens, 1e9))));
   }
+
+  // How a prompt's batch shares out the CPU's experts.
+  engine::ShareRates share_rates() const { return {fetch_seconds, 1 / pcie_bandwidth, cpu_dense(1), 2 / cpu_flops}; }
 
   // Figures for a machine that nothing was measured on. Quantised weights are bound by arithmetic and latencies more
   // than by bytes, so that it brings little to have them in a cache: figures of kernels for them, from 7B runs at 2.5

@@ -170,14 +170,19 @@ std::string totals(const Planner& planner, const Plan& plan, const Explanation& 
   }
   const Streaming streaming = planner.streaming(plan.placement);
   if (!plan.placement.uses_gpu() || streaming.tokens() == 0) return out;
-  const double seconds = streaming.bytes(plan.placement.n_batch) / planner.request().cost.pcie_bandwidth;
-  return out +
-         fmt::format(
-             "prompts: batches of {} tokens or more stream {}, which takes {:.0f} ms each (up to {} tokens); the CPU "
-             "computes its share of smaller ones\n",
-             streaming.tokens(),
-             has_experts(planner) ? "those experts of the host that they choose" : "what is on the host", 1e3 * seconds,
-             plan.placement.n_batch);
+  const int64_t most = plan.placement.n_batch;
+  const double ms = 1e3 * streaming.seconds(most);
+  if (has_experts(planner)) {
+    return out + fmt::format(
+                     "prompts: batches of {} tokens or more stream some of the host's experts that they choose while "
+                     "the CPU computes the others, which takes {:.0f} ms each (up to {} tokens; the CPU alone: {:.0f} "
+                     "ms)\n",
+                     streaming.tokens(), ms, most, 1e3 * streaming.cpu_seconds(most));
+  }
+  return out + fmt::format(
+                   "prompts: batches of {} tokens or more stream what is on the host, which takes {:.0f} ms each (up "
+                   "to {} tokens); the CPU computes its share of smaller ones\n",
+                   streaming.tokens(), ms, most);
 }
 
 json traffic_json(const Traffic& t) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include "core/ops.h"
 
@@ -15,7 +15,8 @@ constexpr int64_t kNever = 1'000'000'000;
 }  // namespace
 
 Streaming::Streaming(const ModelShape& shape, const Frequencies& frequencies, const engine::Placement& placement,
-                     const CostModel& cost) {
+                     const CostModel& cost)
+    : rates_(cost.share_rates()), link_bandwidth_(cost.pcie_bandwidth), memory_bandwidth_(cost.cpu_bandwidth) {
   const bool mixture = std::ranges::any_of(shape.layers, &LayerShape::experts);
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     const LayerShape& s = shape.layers[l];
@@ -38,35 +39,52 @@ Streaming::Streaming(const ModelShape& shape, const Frequencies& frequencies, co
     tokens_ = cost.stream_tokens(static_cast<double>(l.gate_bytes) / static_cast<double>(shape.config.n_embd));
   }
   if (mixtures_.empty()) return;
-  // The CPU's time grows faster with T than the link's.
+  // What is gained grows with T.
   int64_t low = kFewest - 1, high = kNever;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    (pays(middle, cost) ? high : low) = middle;
+    (seconds(middle) < cpu_seconds(middle) ? high : low) = middle;
   }
   tokens_ = high;
 }
 
-double Streaming::Layer::chosen(int64_t T) const {
-  const auto some = [T](double sum, double once) {
-    return sum + (once < 1 ? -std::expm1(static_cast<double>(T) * std::log1p(-once)) : 1);
-  };
-  return expert_bytes * std::accumulate(p.begin(), p.end(), 0.0, some);
-}
-
-bool Streaming::pays(int64_t T, const CostModel& cost) const {
-  double link = 0, cpu = 0;
-  for (const Layer& l : mixtures_) {
-    const double bytes = l.chosen(T), uses = static_cast<double>(T) * std::accumulate(l.p.begin(), l.p.end(), 0.0);
-    link += cost.fetch_seconds + bytes / cost.pcie_bandwidth;
-    cpu += std::max(cost.cpu_dense(bytes), 2 * uses * l.expert_weights / cost.cpu_flops);
+std::vector<engine::ExpertWork> Streaming::Layer::work(int64_t T) const {
+  std::vector<engine::ExpertWork> work;
+  for (const double once : p) {
+    const auto tokens = static_cast<double>(T);
+    const double chosen = once < 1 ? -std::expm1(tokens * std::log1p(-once)) : 1;
+    work.push_back({tokens * once, chosen * expert_bytes, expert_weights});
   }
-  return link <= cpu;
+  return work;
 }
 
 double Streaming::bytes(int64_t T) const {
-  return std::accumulate(mixtures_.begin(), mixtures_.end(), dense_bytes_,
-                         [T](double sum, const Layer& l) { return sum + l.chosen(T); });
+  double sum = dense_bytes_;
+  for (const Layer& l : mixtures_) {
+    const std::vector<engine::ExpertWork> work = l.work(T);
+    const engine::Shares shares = engine::share_out(work, rates_);
+    for (size_t i = 0; i < work.size(); ++i) sum += shares.visits[i] ? work[i].bytes : 0;
+  }
+  return sum;
+}
+
+double Streaming::seconds(int64_t T) const {
+  double sum = dense_bytes_ / link_bandwidth_;
+  for (const Layer& l : mixtures_) {
+    double read = 0;
+    const std::vector<engine::ExpertWork> work = l.work(T);
+    for (const engine::ExpertWork& w : work) read += w.bytes;
+    sum += std::max(engine::share_out(work, rates_).seconds(), read / memory_bandwidth_);
+  }
+  return sum;
+}
+
+double Streaming::cpu_seconds(int64_t T) const {
+  engine::ShareRates alone = rates_;
+  alone.first_visit = std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (const Layer& l : mixtures_) sum += engine::share_out(l.work(T), alone).seconds();
+  return sum;
 }
 
 }  // namespace hearth::offline

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "core/experts.h"
 
 namespace hearth::engine {
@@ -20,8 +19,9 @@ FfnShard slice_neurons(const FfnShard& shard, int64_t first, int64_t count) {
   return part;
 }
 
-ColdStream::ColdStream(Device& main, const model::Weights& host, std::span<const LayerFacts> facts)
-    : main_(main), slots_(*main.cold_rows()), host_(host), neurons_(host.layers.size()) {
+ColdStream::ColdStream(Device& main, const model::Weights& host, std::span<const LayerFacts> facts,
+                       const ShareRates& rates)
+    : main_(main), slots_(*main.cold_rows()), host_(host), rates_(rates), neurons_(host.layers.size()) {
   bool any = false;
   for (size_t l = 0; l < facts.size(); ++l) {
     if (!facts[l].streamable) continue;
@@ -76,14 +76,10 @@ void ColdStream::fetch(int64_t layer, const ExpertChoice& choice, int64_t T) {
   const ExpertSet set = experts(layer_);
   std::vector<int32_t> ids(static_cast<size_t>(T * choice.n_named));
   main_.download(ids.data(), choice.ids, ids.size() * sizeof(int32_t));
-  std::vector<bool> chosen(set.experts.size());
-  for (const int32_t id : ids) {
-    HEARTH_CHECK(id >= 0 && id < std::ssize(chosen), "expert {} of {}", id, chosen.size());
-    chosen[static_cast<size_t>(id)] = true;
-  }
+  const std::vector<bool> visits = visitors(set.experts, ids, rates_);
   pieces_.clear(), staged_.clear();
-  for (int32_t id = 0; id < std::ssize(chosen); ++id) {
-    if (!chosen[static_cast<size_t>(id)] || !set.experts[static_cast<size_t>(id)]) continue;
+  for (int32_t id = 0; id < std::ssize(visits); ++id) {
+    if (!visits[static_cast<size_t>(id)]) continue;
     if (pieces_.empty()) pieces_.emplace_back();
     pieces_.back().push_back(id);
     if (pieces_.back().size() == 1 || slots_.staged_bytes(set, pieces_.back()) <= slot_bytes_) continue;

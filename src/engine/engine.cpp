@@ -170,7 +170,7 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
     host_kv_ = KvCache(host, c, pool_->n_pages(), attention_layers(true));
     host_context_ = std::make_unique<ForwardContext>(
         ForwardContext{c, split_->host, host, host_act_, host_kv_, thresholds, long_context});
-    host_side_ = std::make_unique<HostSide>(*host_context_, schedule_, rows_, *mailbox_);
+    host_side_ = std::make_unique<HostSide>(*host_context_, schedule_, rows_, *mailbox_, options_.share_rates);
   }
   logits_.resize(static_cast<size_t>(c.n_vocab));
   reset_density();
@@ -209,7 +209,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   if (options_.stream_tokens == 0) return;
   const bool experts = std::ranges::any_of(facts, [](const LayerFacts& f) { return f.experts && f.streamable; });
   if (experts) page_lock_.emplace(*device_.cold_rows(), copied_weights_.as<void>(), copied_weights_.bytes());
-  stream_ = std::make_unique<ColdStream>(device_, split_->host, schedule_.facts());
+  stream_ = std::make_unique<ColdStream>(device_, split_->host, schedule_.facts(), options_.share_rates);
 }
 
 Engine::~Engine() {

@@ -19,6 +19,7 @@
 #include "engine/host_side.h"
 #include "engine/main_side.h"
 #include "engine/sequence.h"
+#include "engine/share_out.h"
 #include "engine/split_weights.h"
 #include "engine/stall_watch.h"
 #include "engine/traffic.h"
@@ -36,8 +37,10 @@ struct EngineOptions {
   float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
-                               // the main device, streaming their rows to it; 0 = none do. Experts are streamed where
-                               // copy_weights has them copied: where a file is mapped they may be on disk
+                               // the main device, streaming their rows to it, or some of its experts beside the CPU; 0
+                               // = none do. Experts are streamed where copy_weights has them copied: where a file is
+                               // mapped they may be on disk
+  ShareRates share_rates;      // of a mixture: which experts are streamed
   bool look_ahead = true;      // where the placement says so (LayerPlacement::look_ahead)
   bool copy_weights = false;   // what the CPU reads: copy_from_file() (engine/adopt_weights.h)
   bool use_graph = true;       // record a step of few tokens once and replay it, where the device can

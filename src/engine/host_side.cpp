@@ -1,7 +1,6 @@
 #include "engine/host_side.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
 
@@ -31,7 +30,7 @@ class HostSide::Layer {
   }
   void operator()(const Take& step) {
     const float* const brought = s_.mailbox_.wait_input();
-    std::memset(y_, 0, static_cast<size_t>(f_.size()) * sizeof(float));
+    s_.c_.device.fill_zero(y_, static_cast<size_t>(f_.size()) * sizeof(float));
     b_ = {};
     if (step.letter == Letter::x || step.letter == Letter::x_and_neurons) {
       b_.x = brought;
@@ -80,9 +79,19 @@ class HostSide::Layer {
   }
   void operator()(const Experts& step) {
     const Input in = step.reads == Reads::normed ? Input(b_.input) : f_.ffn_input(l_, step.reads, b_.x);
+    const std::vector<Expert>& own = f_.layer(l_).experts;
+    if (step.that_stay) {
+      const size_t n_ids = static_cast<size_t>(f_.T() * b_.choice.n_named);
+      const std::vector<bool> visits = visitors(own, {b_.choice.ids, n_ids}, s_.rates_);
+      s_.staying_ = own;
+      for (size_t id = 0; id < own.size(); ++id) {
+        if (visits[id]) s_.staying_[id] = {};
+      }
+      const ExpertSet set(s_.staying_, f_.layer(l_).router.shared);
+      return s_.c_.device.expert_ffn()->ffn_experts(set, b_.choice, in, f_.T(), y_);
+    }
     f_.ffn_experts(l_, b_.choice, in, step.skips, y_);
     if (f_.T() > kFewTokens) return;  // the GPU waits, and nobody asks about prompts
-    const std::vector<Expert>& own = f_.layer(l_).experts;
     Computed& computed = s_.computed_[static_cast<size_t>(l_)] = {};
     for (int64_t i = 0; i < f_.T() * b_.choice.n_named; ++i) {
       const Expert& e = own[static_cast<size_t>(b_.choice.ids[i])];
@@ -106,11 +115,12 @@ class HostSide::Layer {
 };
 
 HostSide::HostSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows,
-                   Mailbox& mailbox)
+                   Mailbox& mailbox, const ShareRates& rates)
     : c_(context),
       schedule_(schedule),
       rows_(rows),
       mailbox_(mailbox),
+      rates_(rates),
       computed_(static_cast<size_t>(context.config.n_layer)) {}
 
 void HostSide::serve(const PassShape& shape, BatchKind kind) {

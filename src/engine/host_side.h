@@ -8,13 +8,16 @@
 #include "core/mailbox.h"
 #include "engine/forward.h"
 #include "engine/schedule.h"
+#include "engine/share_out.h"
 
 namespace hearth::engine {
 
 class HostSide {
  public:
-  // `context`: the CPU's; `rows`: of the main device, of every layer. The references must outlive it.
-  HostSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows, Mailbox& mailbox);
+  // `context`: the CPU's; `rows`: of the main device, of every layer; `rates`: as ColdStream's. The references must
+  // outlive it.
+  HostSide(const ForwardContext& context, const Schedule& schedule, std::span<const MainRows> rows, Mailbox& mailbox,
+           const ShareRates& rates);
 
   // Answers every hand-off of one pass. On an error the mailbox is abandoned, so that the main device does not wait for
   // ever, and the error goes on.
@@ -38,7 +41,9 @@ class HostSide {
   const Schedule& schedule_;
   std::span<const MainRows> rows_;
   Mailbox& mailbox_;
+  const ShareRates rates_;
   Letters brought_;
+  std::vector<Expert> staying_;     // of one layer, by id; the others are empty
   std::vector<Computed> computed_;  // of each layer
   std::vector<float> last_input_;   // [n_embd] of one token: what the last hand-off brought with experts
 };

@@ -19,7 +19,7 @@ class Compiler {
         main_names_(skips_ && layer.selection == Selection::predictor && layer.main_predicts),
         whole_on_host_(layer.host_attends && !layer.hot && !main_names_ && !layer.post_norms),
         streams_(kind == BatchKind::streamed && layer.cold && layer.streamable && !whole_on_host_),
-        asks_(layer.cold && !streams_ && !(skips_ && layer.all_linked)),
+        asks_(layer.cold && (!streams_ || layer.experts) && !(skips_ && layer.all_linked)),
         publishes_(asks_ && skips_ && layer.hot && !layer.parallel),
         prefetches_(kind == BatchKind::one && layer.hinted && asks_),
         foresees_(kind == BatchKind::one && layer.foreseen && asks_),
@@ -119,7 +119,7 @@ class Compiler {
     if (!asks_) return;
     main(Collect{});
     if (foresees_) host(Foresee{});
-    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed, skips_}), host(Answer{});
+    host(Take{Letter::ffn_input_and_experts}), host(Experts{Reads::normed, skips_, streams_}), host(Answer{});
   }
 
   void ffn_second() {
@@ -267,7 +267,8 @@ std::string to_string(const Step& step) {
     std::string operator()(const Ffn& f) const { return describe(f); }
     std::string operator()(const Route& r) const { return fmt::format("route({})", to_string(r.reads)); }
     std::string operator()(const Experts& e) const {
-      return fmt::format("experts({}{})", to_string(e.reads), e.skips ? ", active neurons" : "");
+      return fmt::format("experts({}{}{})", to_string(e.reads), e.skips ? ", active neurons" : "",
+                         e.that_stay ? ", that stay" : "");
     }
     std::string operator()(const Post& p) const { return fmt::format("post({})", to_string(p.letter)); }
     std::string operator()(const Hint&) const { return "hint"; }

@@ -26,7 +26,7 @@ enum class BatchKind {
   one,       // skips neurons; the host prefetches rows
   few,       // up to kFewTokens: skips neurons
   many,      // computes every neuron where it lives
-  streamed,  // computes every neuron; those of the host, or its chosen experts, visit the main device
+  streamed,  // computes every neuron; those of the host, or some of its chosen experts, visit the main device
 };
 constexpr int kBatchKinds = 4;
 constexpr BatchKind kBatchKindList[kBatchKinds] = {BatchKind::one, BatchKind::few, BatchKind::many,
@@ -103,13 +103,14 @@ struct Route {
 };  // both sides: the experts of every token
 struct Experts {
   Reads reads;
-  bool skips = false;  // neurons that are zero
-};                     // both sides: += the chosen experts that the side has
+  bool skips = false;      // neurons that are zero
+  bool that_stay = false;  // host: without those that visit the main device (engine/share_out.h)
+};                         // both sides: += the chosen experts that the side has
 struct Post {
   Letter letter;
 };                // main: begins a hand-off without neurons
 struct Hint {};   // main: the next layer's predictor on this layer's input
-struct Fetch {};  // main: learns which of the host's experts were chosen, which begin to come
+struct Fetch {};  // main: learns which of the host's experts visit it, which begin to come
 struct Stream {
   Reads reads;
 };                  // main: += the cold neurons, or the experts that were fetched, which visit it

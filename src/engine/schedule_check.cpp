@@ -41,7 +41,8 @@ class Simulation {
 
  private:
   using Parts = unsigned;
-  static constexpr Parts kAttention = 1, kHot = 2, kCold = 4, kLinked = 8;
+  // Of a mixture's cold part some may visit the main device, and the others stay.
+  static constexpr Parts kAttention = 1, kHot = 2, kStays = 4, kVisits = 8, kCold = kStays | kVisits, kLinked = 16;
 
   struct Side {
     Parts x = 0;
@@ -136,7 +137,10 @@ class Simulation {
       return add_to(main_, f->linked ? kHot | kLinked : kHot) && (!f->hands_over || collect());
     }
     if (const auto* r = std::get_if<Route>(&step)) return route(main_, r->reads);
-    if (const auto* e = std::get_if<Experts>(&step)) return experts(main_, e->reads) && add_to(main_, kHot);
+    if (const auto* e = std::get_if<Experts>(&step)) {
+      if (e->that_stay) return fail("the main device's experts stay where they are");
+      return experts(main_, e->reads) && add_to(main_, kHot);
+    }
     if (const auto* p = std::get_if<Post>(&step)) {
       return brings_neurons(p->letter) ? fail("a plain hand-off brings no neurons") : post(p->letter);
     }
@@ -147,7 +151,7 @@ class Simulation {
     }
     if (const auto* s = std::get_if<Stream>(&step)) {
       if (std::exchange(fetched_, false) != l_.experts) return fail("experts are streamed that nobody fetched");
-      return reads_ffn("the stream", main_, s->reads) && add_to(main_, kCold);
+      return reads_ffn("the stream", main_, s->reads) && add_to(main_, l_.experts ? kVisits : kCold);
     }
     if (std::holds_alternative<Branch>(step)) {
       if (std::exchange(main_.branch, 0)) return fail("a second sum begins before the first is joined");
@@ -196,7 +200,8 @@ class Simulation {
       return reads_ffn("the host's FFN", host_, f->reads) && has_neurons(host_, *f) && add(answer_, kCold);
     }
     if (const auto* r = std::get_if<Route>(&step)) return route(host_, r->reads);
-    if (const auto* e = std::get_if<Experts>(&step)) return experts(host_, e->reads) && add(answer_, kCold);
+    if (const auto* e = std::get_if<Experts>(&step))
+      return experts(host_, e->reads) && add(answer_, e->that_stay ? kStays : kCold);
     if (std::holds_alternative<AddInput>(step)) {
       host_.x = brought_ | answer_;
       return true;

@@ -129,11 +129,16 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     limits.expect_apart(divided, expected, "divided");
     SmallSlots visited(main);
     const auto streaming_host = cpu::make_device(team);
-    Engine streams(m, visited, {.n_batch = 13, .stream_tokens = 9, .copy_weights = true},
+    Engine streams(m, visited,
+                   {.n_batch = 13, .stream_tokens = 9, .share_rates = test::kAllVisit, .copy_weights = true},
                    {*streaming_host, placement, team});
     limits.expect_apart(test::run(streams, script), expected, "streamed");
     const auto& facts = streams.schedule().facts();
     EXPECT_EQ(visited.staged.empty(), std::ranges::none_of(facts, &engine::LayerFacts::streamable));
+    const auto sharing_host = cpu::make_device(team);
+    Engine shares(m, main, {.n_batch = 13, .stream_tokens = 9, .share_rates = test::kHalfVisit, .copy_weights = true},
+                  {*sharing_host, placement, team});
+    limits.expect_apart(test::run(shares, script), expected, "shared");
     // Of the passes over few tokens it is counted who had the chosen experts.
     const auto whose = {d.hot(0, 0), d.hot(0, 1), d.hot(1, 0), d.hot(1, 1), d.hot(2, 0), d.hot(2, 1)};
     const double share = two.density().host_share();
@@ -228,7 +233,8 @@ TEST(MixtureEngine, OnlyChosenExpertsAreStreamed) {
     }
     const auto stand_in = cpu::make_reference_device(), host = cpu::make_device(team);
     SmallSlots main(*stand_in);
-    Engine two(m, main, {.stream_tokens = 9, .copy_weights = true}, {*host, placement, team});
+    Engine two(m, main, {.stream_tokens = 9, .share_rates = test::kAllVisit, .copy_weights = true},
+               {*host, placement, team});
     const test::Logits streamed = test::run(two, script);
     for (size_t i = 0; i < expected[0].size(); ++i) ASSERT_NEAR(streamed[0][i], expected[0][i], 1e-4);
     if (chosen_are_hot) {
@@ -250,8 +256,9 @@ TEST(MixtureEngine, MappedExpertsAreNotStreamed) {
     const Engine e(m, *device, {.stream_tokens = 9, .copy_weights = copy}, {*host, cold, team});
     EXPECT_EQ(e.schedule().facts()[0].streamable, copy);
     const std::string list = e.schedule().print(engine::BatchKind::streamed);
-    EXPECT_EQ(list.find("main: attend(norm of x), route(norm of x), fetch, stream(normed)") != std::string::npos, copy)
-        << list;
+    const bool streams = list.find("post(FFN input, experts), fetch, stream(normed), collect") != std::string::npos;
+    EXPECT_EQ(streams, copy) << list;
+    EXPECT_EQ(list.find("experts(normed, that stay)") != std::string::npos, copy) << list;
   }
 }
 

@@ -145,6 +145,9 @@ TEST(Schedule, WrongFlagsAndLettersAreFound) {
         } else if (auto* a = std::get_if<Attend>(&step); a != nullptr && a->reads == Reads::norm_of_x) {
           a->reads = Reads::normed;
           expect_found(broken, "an input that nothing has written");
+        } else if (auto* e = std::get_if<Experts>(&step)) {
+          e->that_stay = !e->that_stay;
+          expect_found(broken, "experts that nobody computes, or that two sides do");
         }
       }
     }
@@ -227,6 +230,26 @@ TEST(Schedule, AMixtureBehindAMixtureIsForeseen) {
     const bool foresees = !host.empty() && std::holds_alternative<Foresee>(host.front());
     EXPECT_EQ(foresees, kind == BatchKind::one) << to_string(kind);
   }
+}
+
+// Of a mixture's prompt the CPU computes beside the link; what is dense all visits.
+TEST(Schedule, StreamedExpertsAreShared) {
+  LayerFacts mixture;
+  mixture.cold = mixture.streamable = mixture.experts = mixture.main_routes = true;
+  LayerFacts dense = mixture, early = mixture;
+  dense.experts = dense.main_routes = false;
+  early.early_router = true, early.hot = false;
+  EXPECT_EQ(Schedule({dense, mixture, early}).print(BatchKind::streamed),
+            "layer 0\n"
+            "  main: attend(norm of x), ffn(all, norm of x), stream(normed)\n"
+            "  CPU:  -\n"
+            "layer 1\n"
+            "  main: attend(norm of x), route(norm of x), post(FFN input, experts), fetch, experts(normed), "
+            "stream(normed), collect\n"
+            "  CPU:  take(FFN input, experts), experts(normed, that stay), answer\n"
+            "layer 2\n"
+            "  main: route(x), attend(norm of x), norm(ffn), post(FFN input, experts), fetch, stream(normed), collect\n"
+            "  CPU:  take(FFN input, experts), experts(normed, that stay), answer\n");
 }
 
 TEST(Schedule, ASchedulePrintsEqualLayersOnce) {

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
@@ -48,15 +50,20 @@ TEST_P(GpuMixture, EqualsTheOracleWhereverExpertsAre) {
     alone = test::run(whole, script);
     limits.expect_within(alone, "on the GPU");
   }
+  struct Way {
+    const char* name;
+    std::optional<engine::ShareRates> rates;  // where the prompt is streamed
+  };
+  const Way ways[] = {{"by the CPU", std::nullopt}, {"streamed", test::kAllVisit}, {"shared", test::kHalfVisit}};
   for (const test::MixtureDivision& d : test::kMixtureDivisions) {
     if (d.main_without_experts) continue;
-    for (const bool streams : {false, true}) {
-      SCOPED_TRACE(fmt::format("{}{}", d.name, streams ? ", streamed" : ""));
+    for (const Way& way : ways) {
+      SCOPED_TRACE(fmt::format("{}, {}", d.name, way.name));
       auto divided = model::Model::load(path);
       const auto gpu = cuda::make_device(0);
       const auto host = cpu::make_device(team);
       EngineOptions own = options;
-      if (streams) own.stream_tokens = 9, own.copy_weights = true;
+      if (way.rates) own.stream_tokens = 9, own.copy_weights = true, own.share_rates = *way.rates;
       Engine two(divided, *gpu, own, {*host, test::placement_of(d, divided), team});
       limits.expect_apart(test::run(two, script), alone, "divided");
     }

@@ -62,24 +62,51 @@ struct Mixture {
   engine::Placement placement = {.layers = std::vector<engine::LayerPlacement>(2)};
 };
 
-TEST(Crossover, OfAMixtureCountsTheExpertsThatABatchChooses) {
+// As many of the 64 experts, which are alike, come over the link as makes the longer side's time shortest.
+TEST(Crossover, OfAMixtureSharesOutTheExpertsThatABatchChooses) {
   Mixture m;
-  int64_t tokens = 9;
-  const auto chosen = [&](int64_t T) { return 2 * 64 * 4e6 * (1 - std::pow(1 - 8.0 / 64, T)); };
-  const auto pays = [&](int64_t T) {
-    const double cpu = std::max(chosen(T) / 100e9, 2 * 2 * 8 * static_cast<double>(T) * 8e6 / 1e12);
-    return 2 * m.cost.fetch_seconds + chosen(T) / 50e9 <= cpu;
+  m.cost.cpu_dense_efficiency = 0.8;
+  struct Batch {
+    double shared = 1e9, alone = 0, bytes = 0;
   };
-  while (!pays(tokens)) ++tokens;
-  EXPECT_GT(tokens, 20);
-  EXPECT_LT(tokens, 60);
-  EXPECT_EQ(m.streaming().tokens(), tokens);
-  for (const int64_t T : {1, 9, 500}) EXPECT_NEAR(m.streaming().bytes(T) / chosen(T), 1, 1e-9);
-
+  const auto expected = [&](int64_t T) {
+    const double chosen = 4e6 * (1 - std::pow(1 - 8.0 / 64, T));
+    const double cpu = std::max(chosen / 80e9, 2 * 8.0 / 64 * static_cast<double>(T) * 8e6 / m.cost.cpu_flops);
+    Batch b;
+    b.alone = 2 * 64 * cpu;
+    for (int k = 0; k <= 64; ++k) {
+      const double link = k > 0 ? m.cost.fetch_seconds + k * chosen / m.cost.pcie_bandwidth : 0;
+      if (2 * std::max(link, (64 - k) * cpu) >= b.shared) continue;
+      b.shared = 2 * std::max(link, (64 - k) * cpu), b.bytes = 2 * k * chosen;
+    }
+    b.shared = std::max(b.shared, 2 * 64 * chosen / 100e9);
+    return b;
+  };
+  const auto expect = [&] {
+    const Streaming s = m.streaming();
+    for (const int64_t T : {1, 9, 40, 500}) {
+      EXPECT_NEAR(s.seconds(T) / expected(T).shared, 1, 1e-9) << T;
+      EXPECT_NEAR(s.cpu_seconds(T) / expected(T).alone, 1, 1e-9) << T;
+      EXPECT_NEAR(s.bytes(T), expected(T).bytes, 1e-3) << T;
+    }
+    int64_t tokens = 9;
+    while (expected(tokens).shared >= expected(tokens).alone) ++tokens;
+    EXPECT_EQ(s.tokens(), tokens);
+    return tokens;
+  };
+  EXPECT_EQ(expect(), 9) << "the CPU leaves bandwidth to the link";
+  EXPECT_LT(m.streaming().seconds(500), 0.6 * m.streaming().cpu_seconds(500));
+  m.cost.fetch_seconds = 8.1e-3;
+  const int64_t later = expect();
+  EXPECT_GT(later, 50) << "a wait must be worth it";
   m.cost.cpu_flops *= 4;
-  EXPECT_GT(m.streaming().tokens(), 2 * tokens) << "a faster CPU keeps longer prompts";
+  EXPECT_GT(expect(), 2 * later) << "a faster CPU keeps longer prompts";
   m.cost.cpu_flops = 1e12, m.cost.pcie_bandwidth = 200e9, m.cost.fetch_seconds = 0;
-  EXPECT_EQ(m.streaming().tokens(), 9) << "a link faster than host memory always wins";
+  EXPECT_EQ(expect(), 9);
+  // Memory that the CPU uses up has nothing for the link, until products are the limit.
+  m.cost.cpu_dense_efficiency = 1, m.cost.pcie_bandwidth = 50e9;
+  EXPECT_NEAR(m.streaming().seconds(9) / m.streaming().cpu_seconds(9), 1, 1e-9);
+  EXPECT_LT(m.streaming().seconds(500), 0.6 * m.streaming().cpu_seconds(500));
   m.cost.cpu_flops = 1e30, m.cost.pcie_bandwidth = 1;
   EXPECT_GE(m.streaming().tokens(), int64_t{1} << 29) << "never";
 }

@@ -1,6 +1,9 @@
 #pragma once
 // Ways to divide a mixture of experts between a main device and the CPU.
+#include <limits>
+
 #include "engine/placement.h"
+#include "engine/share_out.h"
 #include "model/model.h"
 
 namespace hearth::test {
@@ -20,6 +23,10 @@ inline const MixtureDivision kMixtureDivisions[] = {
     {"the_cpu_attends", [](int64_t l, int32_t e) { return l != 1 && e % 3 == 0; }, [](int64_t l) { return l > 0; }},
     {"no_kernels", [](int64_t, int32_t) { return false; }, [](int64_t l) { return l == 1; }, true},
 };
+
+// Of the experts that a streamed prompt chooses all visit the main device, none, or about half of the bytes.
+inline constexpr engine::ShareRates kAllVisit{0, 0, 1, 1},
+    kNoneVisits{.first_visit = std::numeric_limits<double>::infinity()}, kHalfVisit{0, 1, 1, 0};
 
 inline engine::Placement placement_of(const MixtureDivision& d, const model::Model& m) {
   engine::Placement p;
