@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "cpu/isa.h"
 #include "cpu/tiling.h"
@@ -107,6 +108,17 @@ void CpuDevice::embed(const Matrix& table, const int32_t* ids, const Matrix& pos
       const RowsView view{positions.row(p), positions.row_size(), nullptr, 1};
       k_.axpy_rows[index(positions.type)](view, nullptr, positions.cols, &one, row);
     }
+  });
+}
+
+// By the team: a prompt's hand-off is answered in megabytes.
+void CpuDevice::fill_zero(void* device, size_t bytes) {
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  const auto n = static_cast<int64_t>(bytes);
+  if (n <= kPiece) return HostDevice::fill_zero(device, bytes);
+  auto* const to = static_cast<std::byte*>(device);
+  team_.for_chunks(n, kPiece, [&](int64_t begin, int64_t end, int) {
+    std::memset(to + begin, 0, static_cast<size_t>(end - begin));
   });
 }
 

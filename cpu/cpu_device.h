@@ -48,6 +48,7 @@ class CpuDevice final : public HostDevice {
   size_t packed_bytes(const Matrix& host) const override;
   Matrix pack(const Matrix& host, std::byte* memory) override;
   void reserve(const Limits& limits) override;
+  void fill_zero(void* device, size_t bytes) override;
 
   void embed(const Matrix& table, const int32_t* ids, const Matrix& positions, const int32_t* pos,
              int64_t position_offset, int64_t T, float* x) override;

@@ -1,4 +1,4 @@
-// Operations on single elements and rows that no other case covers: scale, soft_cap, add_norm.
+// Operations on single elements and rows that no other case covers: scale, soft_cap, add_norm, fill_zero.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -59,6 +59,17 @@ TEST(RowOps, SoftCap) {
   std::vector<double> tolerance;
   for (const float v : x) tolerance.push_back(1e-6 * std::fabs(kCap * std::tanh(v / kCap)));
   expect_near_reference(x, tolerance, [&](Device& d, float* rows) { d.soft_cap(kCap, std::ssize(x), rows); });
+}
+
+TEST(RowOps, FillZero) {
+  for (const size_t n : {1u, 1000u, 1u << 14, 16385u, 100'001u}) {
+    const std::vector<float> x(n, 3.0f);
+    expect_near_reference(x, std::vector<double>(n, 0.0), [&](Device& d, float* rows) {
+      d.fill_zero(rows, n * sizeof(float));
+      EXPECT_EQ(rows[0], 0.0f);
+      EXPECT_EQ(rows[n - 1], 0.0f);
+    });
+  }
 }
 
 TEST(RowOps, AddNorm) {
