@@ -109,8 +109,12 @@ struct CostModel {
     return std::max(kFewest, static_cast<int64_t>(std::ceil(std::min(tokens, 1e9))));
   }
 
-  // How a prompt's batch shares out the CPU's experts.
-  engine::ShareRates share_rates() const { return {fetch_seconds, 1 / pcie_bandwidth, cpu_dense(1), 2 / cpu_flops}; }
+  // How a prompt's batch shares out the CPU's experts. Both sides read the same memory: the CPU has what the link leaves.
+  engine::ShareRates share_rates() const {
+    const double link = std::min(pcie_bandwidth, cpu_bandwidth),
+                 left = std::max(0.1 * cpu_bandwidth, cpu_bandwidth - link);
+    return {fetch_seconds, 1 / link, std::max(cpu_dense(1), 1 / left), 2 / cpu_flops};
+  }
 
   // Figures for a machine that nothing was measured on. Quantised weights are bound by arithmetic and latencies more
   // than by bytes, so that it brings little to have them in a cache: figures of kernels for them, from 7B runs at 2.5

@@ -16,7 +16,9 @@ constexpr int64_t kNever = 1'000'000'000;
 
 Streaming::Streaming(const ModelShape& shape, const Frequencies& frequencies, const engine::Placement& placement,
                      const CostModel& cost)
-    : rates_(cost.share_rates()), link_bandwidth_(cost.pcie_bandwidth), memory_bandwidth_(cost.cpu_bandwidth) {
+    : rates_(cost.share_rates()), cpu_alone_(rates_) {
+  cpu_alone_.first_visit = std::numeric_limits<double>::infinity();
+  cpu_alone_.cpu_byte = cost.cpu_dense(1);
   const bool mixture = std::ranges::any_of(shape.layers, &LayerShape::experts);
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     const LayerShape& s = shape.layers[l];
@@ -69,21 +71,14 @@ double Streaming::bytes(int64_t T) const {
 }
 
 double Streaming::seconds(int64_t T) const {
-  double sum = dense_bytes_ / link_bandwidth_;
-  for (const Layer& l : mixtures_) {
-    double read = 0;
-    const std::vector<engine::ExpertWork> work = l.work(T);
-    for (const engine::ExpertWork& w : work) read += w.bytes;
-    sum += std::max(engine::share_out(work, rates_).seconds(), read / memory_bandwidth_);
-  }
+  double sum = dense_bytes_ * rates_.link_byte;
+  for (const Layer& l : mixtures_) sum += engine::share_out(l.work(T), rates_).seconds();
   return sum;
 }
 
 double Streaming::cpu_seconds(int64_t T) const {
-  engine::ShareRates alone = rates_;
-  alone.first_visit = std::numeric_limits<double>::infinity();
   double sum = 0;
-  for (const Layer& l : mixtures_) sum += engine::share_out(l.work(T), alone).seconds();
+  for (const Layer& l : mixtures_) sum += engine::share_out(l.work(T), cpu_alone_).seconds();
   return sum;
 }
 

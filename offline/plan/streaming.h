@@ -24,10 +24,9 @@ class Streaming {
   // Bytes that a batch of T tokens streams.
   double bytes(int64_t T) const;
   // Of what a batch of T tokens needs of the CPU's weights, when it streams: bytes over the link's bandwidth. Of
-  // mixtures the sum over layers of the longer side's time, as the engine shares experts out (engine/share_out.h), or
-  // of all their bytes over the host's memory bandwidth where that is more, because both sides read it. Of an expert of
-  // frequency p the work is what T tokens may be expected to ask, each by itself: with the probability 1 - (1 - p)^T
-  // its bytes, and T p products with each weight.
+  // mixtures the sum over layers of the longer side's time, as the engine shares experts out (engine/share_out.h). Of
+  // an expert of frequency p the work is what T tokens may be expected to ask, each by itself: with the probability 1 -
+  // (1 - p)^T its bytes, and T p products with each weight.
   double seconds(int64_t T) const;
   // The same of a mixture when the CPU computes all of it.
   double cpu_seconds(int64_t T) const;
@@ -39,8 +38,7 @@ class Streaming {
     std::vector<engine::ExpertWork> work(int64_t T) const;
   };
 
-  engine::ShareRates rates_;
-  double link_bandwidth_ = 0, memory_bandwidth_ = 0;
+  engine::ShareRates rates_, cpu_alone_;
   std::vector<Layer> mixtures_;
   double dense_bytes_ = 0;
   int64_t tokens_ = 0;

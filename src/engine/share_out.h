@@ -15,7 +15,7 @@ namespace hearth::engine {
 struct ShareRates {
   double first_visit = 60e-6;       // from the choice to the first byte over the link
   double link_byte = 1 / 25e9;      // a byte over the link
-  double cpu_byte = 1 / 56e9;       // a byte that the CPU reads
+  double cpu_byte = 1 / 45e9;       // a byte that the CPU reads meanwhile
   double cpu_product = 2 / 0.5e12;  // a weight times a token on the CPU
 };
 

@@ -71,15 +71,16 @@ TEST(Crossover, OfAMixtureSharesOutTheExpertsThatABatchChooses) {
   };
   const auto expected = [&](int64_t T) {
     const double chosen = 4e6 * (1 - std::pow(1 - 8.0 / 64, T));
-    const double cpu = std::max(chosen / 80e9, 2 * 8.0 / 64 * static_cast<double>(T) * 8e6 / m.cost.cpu_flops);
+    const double products = 2 * 8.0 / 64 * static_cast<double>(T) * 8e6 / m.cost.cpu_flops;
+    const double over_link = std::min(m.cost.pcie_bandwidth, 100e9), left = std::max(100e9 - over_link, 10e9);
+    const double cpu = std::max(chosen / std::min(80e9, left), products);
     Batch b;
-    b.alone = 2 * 64 * cpu;
+    b.alone = 2 * 64 * std::max(chosen / 80e9, products);
     for (int k = 0; k <= 64; ++k) {
-      const double link = k > 0 ? m.cost.fetch_seconds + k * chosen / m.cost.pcie_bandwidth : 0;
+      const double link = k > 0 ? m.cost.fetch_seconds + k * chosen / over_link : 0;
       if (2 * std::max(link, (64 - k) * cpu) >= b.shared) continue;
       b.shared = 2 * std::max(link, (64 - k) * cpu), b.bytes = 2 * k * chosen;
     }
-    b.shared = std::max(b.shared, 2 * 64 * chosen / 100e9);
     return b;
   };
   const auto expect = [&] {
