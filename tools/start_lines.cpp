@@ -19,14 +19,16 @@ std::string rate_text(double tokens_per_second) {
   return fmt::format("{:.{}f} tokens/s", tokens_per_second, tokens_per_second < 100 ? 1 : 0);
 }
 
-// Share of the neurons, or experts, that a placement has on the GPU.
+// Share of the neurons, experts' too, that a placement has on the GPU.
 double share_on_gpu(const model::Model& m, const engine::Placement& p) {
   double hot = 0, all = 0;
   for (size_t l = 0; l < p.layers.size(); ++l) {
     const model::LayerWeights& w = m.weights().layers[l];
-    const bool experts = static_cast<bool>(w.router);
-    hot += static_cast<double>(experts ? p.layers[l].gpu_experts.size() : p.layers[l].gpu_bucket.size());
-    all += static_cast<double>(experts ? w.experts.size() : static_cast<size_t>(w.ffn.n()));
+    hot += static_cast<double>(p.layers[l].gpu_bucket.size()), all += static_cast<double>(w.ffn.n());
+    for (size_t id = 0; id < w.experts.size(); ++id) {
+      const int64_t n = w.experts[id].ffn.n();
+      hot += static_cast<double>(p.layers[l].n_on_gpu(id, n)), all += static_cast<double>(n);
+    }
   }
   return all > 0 ? hot / all : 0;
 }

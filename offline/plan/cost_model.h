@@ -24,7 +24,8 @@
 //   experts = router + hot, hot = kernels + rows / (gpu * dense), if all are on the GPU; else the GPU asks the CPU in every
 //            layer, and waits where a token uses a cold expert: router + asking + hot, or with the chance of that, which
 //            takes choices for independent, max(hot, handoff - asking + rows / (cpu * dense)) in place of hot; of experts whose neurons
-//            the CPU skips, the rows of up and down that a token needs take rows / (cpu * sparse)
+//            the CPU skips, the rows of up and down that a token needs take rows / (cpu * sparse). Where experts are cut
+//            every token asks, and the CPU reads the gates and active rows of the neurons that the GPU has not
 //   head   on the GPU: kernels + weights / (gpu * dense);  on the CPU: handoff + weights / (cpu * dense)
 // A layer whose attention and whole FFN are on the CPU needs one hand-off, not two; on the CPU alone it takes
 // cpu_layer_seconds and its bytes.

@@ -35,8 +35,8 @@ int64_t layers_with_attention(const Plan& plan) {
 // Runs of layers that are placed alike share a line.
 bool alike(const LayerReport& a, const LayerReport& b) {
   return a.choice.attention == b.choice.attention && a.choice.selection == b.choice.selection &&
-         a.choice.predictor == b.choice.predictor && a.choice.hot == b.choice.hot && a.n_ff == b.n_ff &&
-         a.activations == b.activations;
+         a.choice.predictor == b.choice.predictor && a.choice.hot == b.choice.hot &&
+         a.choice.neurons == b.choice.neurons && a.n_ff == b.n_ff && a.activations == b.activations;
 }
 
 std::string layer_rows(const Plan& plan) {
@@ -54,7 +54,7 @@ std::string layer_rows(const Plan& plan) {
     out +=
         fmt::format("{:>7} {:>9} {:>9} {:>7.1f}% {:>7.1f}% {:>7.1f}% {:>9.1f} {:>9.2f} {:>9.2f} {:>8.1f}\n", name,
                     to_string(l.choice.attention), to_string(l.choice.selection), 100 * l.activations / n,
-                    100 * l.choice.hot / n, l.activations > 0 ? 100 * l.hot_activations / l.activations : 0.0,
+                    100 * l.hot / n, l.activations > 0 ? 100 * l.hot_activations / l.activations : 0.0,
                     static_cast<double>(l.gpu_bytes) / kMiB, traffic.gpu() / 1e6, traffic.cpu() / 1e6, 1e6 * l.seconds);
   }
   return out;

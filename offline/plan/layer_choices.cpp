@@ -51,6 +51,69 @@ LayerCosts::LayerCosts(const LayerShape& shape, std::span<const double> p, const
   for (size_t k = order_.size(); k-- > 0;) {
     spared_[k] = spared_[k + 1] * (1 - std::min(1.0, p[static_cast<size_t>(order_[k])]));
   }
+  if (!shape.experts) return;
+  experts_.push_back(sum_experts(p, {}, {}));
+  if (prescribed_ || !shape.inside || shape.cuts.empty()) return;
+  std::vector<std::vector<double>> covered(shape.cuts.size());
+  for (size_t id = 0; id < shape.inside.used.size(); ++id) sort_inside(id, covered);
+  for (size_t i = 0; i < covered.size(); ++i) experts_.push_back(sum_experts(p, shape.cuts[i], covered[i]));
+}
+
+// An expert's neurons by falling frequency, and what share of its activations the first ones of each cut make.
+void LayerCosts::sort_inside(size_t expert, std::vector<std::vector<double>>& covered) {
+  const std::vector<double> f = shape_.inside.frequencies(expert);
+  std::vector<int32_t>& ids = hottest_.emplace_back(f.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::ranges::stable_sort(ids,
+                           [&](int32_t a, int32_t b) { return f[static_cast<size_t>(a)] > f[static_cast<size_t>(b)]; });
+  const double all = std::accumulate(f.begin(), f.end(), 0.0);
+  double first = 0;
+  int32_t n = 0;
+  for (size_t i = 0; i < covered.size(); ++i) {
+    for (const int32_t to = shape_.cuts[i].neurons; n < to; ++n) {
+      first += f[static_cast<size_t>(ids[static_cast<size_t>(n)])];
+    }
+    covered[i].push_back(all > 0 ? first / all : static_cast<double>(n) / static_cast<double>(f.size()));
+  }
+}
+
+// `covered`: by routed expert, the part of its activations that a cut's neurons make.
+LayerCosts::ExpertSums LayerCosts::sum_experts(std::span<const double> p, const LayerShape::ExpertCut& cut,
+                                               std::span<const double> covered) const {
+  const std::vector<double> zeros(order_.size() + 1);
+  ExpertSums s{cut.neurons, zeros, zeros, zeros, zeros, zeros};
+  for (size_t k = 0; k < order_.size(); ++k) {
+    const auto id = static_cast<size_t>(order_[k]);
+    const bool whole = id >= covered.size();  // the shared one, too
+    const double part = whole ? 1 : static_cast<double>(cut.neurons) / static_cast<double>(shape_.inside.n_ff);
+    s.parts[k + 1] = s.parts[k] + part;
+    s.memory[k + 1] = s.memory[k] + static_cast<double>(whole ? shape_.neuron_on_gpu() : cut.gpu_bytes);
+    s.read[k + 1] = s.read[k] + p[id] * static_cast<double>(whole ? shape_.expert_read_by_gpu() : cut.gpu_bytes);
+    s.uses[k + 1] = s.uses[k] + p[id] * part;
+    s.active[k + 1] = s.active[k] + p[id] * (whole ? 1 : covered[id]);
+  }
+  return s;
+}
+
+const LayerCosts::ExpertSums& LayerCosts::sums(const LayerChoice& c) const {
+  const auto found = std::ranges::find(experts_, c.neurons, &ExpertSums::neurons);
+  HEARTH_CHECK(found != experts_.end(), "experts of {} neurons on the GPU are no choice", c.neurons);
+  return *found;
+}
+
+std::vector<int32_t> LayerCosts::hottest_inside(int32_t expert, int32_t n) const {
+  const std::vector<int32_t>& all = hottest_[static_cast<size_t>(expert)];
+  std::vector<int32_t> ids(all.begin(), all.begin() + n);
+  std::ranges::sort(ids);
+  return ids;
+}
+
+double LayerCosts::on_gpu(const LayerChoice& c) const {
+  return shape_.experts ? sums(c).parts[static_cast<size_t>(c.hot)] : c.hot;
+}
+
+double LayerCosts::hot_activations(const LayerChoice& c) const {
+  return shape_.experts ? sums(c).uses[static_cast<size_t>(c.hot)] : active_[static_cast<size_t>(c.hot)];
 }
 
 uint64_t LayerCosts::kv_gpu_bytes(const LayerChoice& c) const {
@@ -63,7 +126,10 @@ uint64_t LayerCosts::gpu_bytes(const LayerChoice& c) const {
     bytes += shape_.attention_on_gpu() + kv_bytes_ + kAttentionTensors * reserve_.alignment;
   }
   if (c.hot > 0) {
-    bytes += static_cast<uint64_t>(c.hot) * (shape_.neuron_on_gpu() + kIdBytes) + kNeuronTensors * reserve_.alignment;
+    const uint64_t n = static_cast<uint64_t>(c.hot);
+    const uint64_t all =
+        shape_.experts ? static_cast<uint64_t>(std::ceil(sums(c).memory[n])) : n * shape_.neuron_on_gpu();
+    bytes += all + n * kIdBytes + kNeuronTensors * reserve_.alignment;
   }
   if (c.predicts_on_gpu()) {
     bytes += shape_.predictor_on_gpu() + kPredictorTensors * reserve_.alignment;
@@ -83,10 +149,11 @@ Traffic LayerCosts::ffn_traffic(const LayerChoice& c) const {
   const auto k = static_cast<size_t>(c.hot), n = order_.size();
   Traffic t;
   if (shape_.experts) {  // whole matrices, but for neurons that the CPU skips
-    const double cold = active_[n] - active_[k];
+    const ExpertSums& hot = sums(c);
     const double skippable = shape_.active_inside < 1 ? static_cast<double>(shape_.skippable_bytes) : 0;
-    t.gpu_dense = active_[k] * up_down;
-    t.cpu_dense = cold * (up_down - skippable), t.cpu_sparse = cold * skippable * shape_.active_inside;
+    t.gpu_dense = hot.read[k];
+    t.cpu_dense = (active_[n] - hot.uses[k]) * (up_down - skippable);
+    t.cpu_sparse = (active_[n] - hot.active[k]) * skippable * shape_.active_inside;
     return t;
   }
   switch (c.selection) {
@@ -195,8 +262,8 @@ double LayerCosts::expert_seconds(const LayerChoice& c) const {
   const Traffic t = ffn_traffic(c);
   const double router = cost_.on_gpu(cost_.router_kernels, 0, 0);
   const double hot = cost_.on_gpu(cost_.expert_kernels, t.gpu_dense, cost_.gpu_dense(t.gpu_dense));
-  if (c.hot == shape_.n_ff) return router + hot;
-  const double spared = spared_[static_cast<size_t>(c.hot)], asked = 1 - spared;
+  if (c.hot == shape_.n_ff && c.neurons == 0) return router + hot;
+  const double spared = c.neurons > 0 ? 0 : spared_[static_cast<size_t>(c.hot)], asked = 1 - spared;
   double waits = 0;
   if (asked > 0) {
     const double cold = cost_.cpu_dense(t.cpu_dense) + cost_.cpu_sparse(t.cpu_sparse);
@@ -261,6 +328,9 @@ std::vector<LayerChoice> LayerCosts::choices(Sparsity sparsity, bool sparse_fami
       for (const int32_t k : hot_counts()) {
         c.hot = k;
         out.push_back(c);
+        for (size_t cut = 1; cut < experts_.size() && k > 0; ++cut) {
+          out.push_back(c), out.back().neurons = experts_[cut].neurons;
+        }
         if (can && k < shape_.n_ff) out.push_back(c), out.back().look_ahead = true;
       }
     }

@@ -19,7 +19,8 @@ struct LayerChoice {
   engine::Selection selection = engine::Selection::gate;
   engine::Where predictor = engine::Where::cpu;
   bool look_ahead = false;
-  int32_t hot = 0;  // this many of the most frequent neurons are on the GPU
+  int32_t hot = 0;      // this many of the most frequent neurons are on the GPU
+  int32_t neurons = 0;  // of experts: that many of each of those but the shared one, the most active; 0: all
   bool predicts_on_gpu() const { return selection == engine::Selection::predictor && predictor == engine::Where::gpu; }
 };
 
@@ -58,8 +59,12 @@ class LayerCosts {
   // The cold neurons that the GPU reads from host memory itself: of every frequency, so that its part of what a token
   // needs varies as little as can be. In no order.
   std::vector<int32_t> linked(const LayerChoice& choice) const;
-  // Expected active neurons among the hot ones, and among all.
-  double hot_activations(const LayerChoice& choice) const { return active_[static_cast<size_t>(choice.hot)]; }
+  // The most active neurons of a routed expert, `n` of them, ascending.
+  std::vector<int32_t> hottest_inside(int32_t expert, int32_t n) const;
+  // Neurons on the GPU, or experts, of cut ones their parts.
+  double on_gpu(const LayerChoice& choice) const;
+  // Expected active neurons among the hot ones, and among all. Of experts: expected uses, of cut ones their parts.
+  double hot_activations(const LayerChoice& choice) const;
   double activations() const { return active_.back(); }
 
   // Every placement that a plan chooses from.
@@ -69,6 +74,18 @@ class LayerCosts {
   std::vector<engine::Selection> selections(engine::Sparsity sparsity, bool sparse_family) const;
 
  private:
+  // A layer's experts where each on the GPU has `neurons` there (0: all): sums over the first k of order_, [n_ff + 1].
+  struct ExpertSums {
+    int32_t neurons = 0;
+    std::vector<double> parts;         // on the GPU, in experts
+    std::vector<double> memory, read;  // bytes that they take there, and that a token reads of them
+    std::vector<double> uses;          // expected, in experts
+    std::vector<double> active;        // those parts of the activations inside them, in experts
+  };
+  void sort_inside(size_t expert, std::vector<std::vector<double>>& covered);
+  ExpertSums sum_experts(std::span<const double> p, const LayerShape::ExpertCut& cut,
+                         std::span<const double> covered) const;
+  const ExpertSums& sums(const LayerChoice& choice) const;
   struct FfnTime {
     double before;  // what both sides wait for, and the GPU's kernels
     double hot, cold;
@@ -94,6 +111,8 @@ class LayerCosts {
   std::vector<int32_t> order_;
   std::vector<double> active_;     // [n_ff + 1] expected activations of the first k neurons of order_
   std::vector<double> predicted_;  // [n_ff + 1] the same for predictions
+  std::vector<std::vector<int32_t>> hottest_;  // by routed expert: its neurons by falling frequency
+  std::vector<ExpertSums> experts_;            // of a mixture: whole ones first, then by its cuts
   std::vector<double> spared_;     // [n_ff + 1] of experts: the chance that a token uses none but the first k
 };
 

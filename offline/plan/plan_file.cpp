@@ -14,7 +14,7 @@ using engine::Selection;
 using engine::Where;
 using nlohmann::json;
 
-constexpr int kVersion = 4;  // 3 had no gpu_experts, 2 had gpu_gates
+constexpr int kVersion = 5;  // 4 had no gpu_expert_neurons, 3 no gpu_experts, 2 had gpu_gates
 constexpr const char* kFormat = "hearth-plan";
 constexpr size_t kMaxFile = size_t{1} << 28;
 constexpr std::array kPurposes = {Purpose::weights, Purpose::kv_cache,  Purpose::activations,
@@ -65,8 +65,17 @@ class Object {
     if (!v.is_boolean()) wrong(name, "true or false");
     return v.get<bool>();
   }
-  std::vector<int32_t> ids(const char* name) const {
+  std::vector<int32_t> ids(const char* name) const { return ids(name, member(name)); }
+  std::vector<std::vector<int32_t>> lists(const char* name) const {
     const json& v = member(name);
+    if (!v.is_array()) wrong(name, "a list of lists of ids");
+    std::vector<std::vector<int32_t>> out;
+    for (const json& list : v) out.push_back(ids(name, list));
+    return out;
+  }
+
+ private:
+  std::vector<int32_t> ids(const char* name, const json& v) const {
     if (!v.is_array()) wrong(name, "a list of ids");
     std::vector<int32_t> out;
     out.reserve(v.size());
@@ -76,8 +85,6 @@ class Object {
     }
     return out;
   }
-
- private:
   [[noreturn]] void wrong(const char* name, const char* wanted) const {
     fail("'{}': '{}' of {} is not {}; make the plan again with `hearth plan --save`", file_, name, where_, wanted);
   }
@@ -87,9 +94,13 @@ class Object {
 };
 
 json layer_json(const LayerPlacement& l) {
-  return {{"attention", to_string(l.attention)}, {"selection", to_string(l.selection)},
-          {"predictor", to_string(l.predictor)}, {"gpu_bucket", l.gpu_bucket},
-          {"gpu_linked", l.gpu_linked},          {"gpu_experts", l.gpu_experts},
+  return {{"attention", to_string(l.attention)},
+          {"selection", to_string(l.selection)},
+          {"predictor", to_string(l.predictor)},
+          {"gpu_bucket", l.gpu_bucket},
+          {"gpu_linked", l.gpu_linked},
+          {"gpu_experts", l.gpu_experts},
+          {"gpu_expert_neurons", l.gpu_expert_neurons},
           {"look_ahead", l.look_ahead}};
 }
 
@@ -145,7 +156,7 @@ Placement parse_placement(const std::string& text, const std::string& file) {
     const Object layer(layers[l], fmt::format("layer {}", l), file);
     p.layers.push_back({layer.place("attention"), layer.selection("selection"), layer.place("predictor"),
                         layer.ids("gpu_bucket"), layer.ids("gpu_linked"), layer.ids("gpu_experts"),
-                        layer.flag("look_ahead")});
+                        layer.lists("gpu_expert_neurons"), layer.flag("look_ahead")});
   }
   return p;
 }

@@ -243,6 +243,7 @@ LayerReport Planner::report_layer(size_t l, const Picked& picked) const {
   LayerReport r;
   r.choice = picked.layers[l];
   r.n_ff = shape_.layers[l].n_ff;
+  r.hot = c.on_gpu(r.choice);
   r.activations = c.activations();
   r.hot_activations = c.hot_activations(r.choice);
   r.attention = c.attention_traffic(r.choice);
@@ -276,7 +277,8 @@ void Planner::account(const Picked& picked, Plan& plan) const {
     g.predictors += predictors;
     on_gpu(g.attention, attention, attention > 0 ? s.attention_bytes : 0);
     if (s.experts) plan.mapped_bytes += static_cast<uint64_t>(s.n_ff - c.hot) * s.neuron_bytes();
-    on_gpu(g.neurons, all - kv - attention - predictors, static_cast<uint64_t>(c.hot) * s.neuron_bytes());
+    on_gpu(g.neurons, all - kv - attention - predictors,
+           static_cast<uint64_t>(plan.layers[l].hot * static_cast<double>(s.neuron_bytes())));
   }
   plan.host_bytes += plan.linked_copy_bytes;
   if (shape_.tied_head) {
@@ -306,6 +308,11 @@ engine::Placement Planner::placement(const Picked& picked, uint64_t vram_budget)
     hot.assign(order.begin(), order.begin() + c.hot);
     std::sort(hot.begin(), hot.end());
     if (shape_.layers[l].experts) layer.selection = Selection::all;
+    for (const int32_t id : hot) {
+      if (c.neurons == 0) break;
+      const bool shared = shape_.layers[l].shared_expert && id + 1 == shape_.layers[l].n_ff;
+      layer.gpu_expert_neurons.push_back(shared ? std::vector<int32_t>() : costs_[l].hottest_inside(id, c.neurons));
+    }
     layer.gpu_linked = costs_[l].linked(c);
     std::sort(layer.gpu_linked.begin(), layer.gpu_linked.end());
     layer.look_ahead = c.look_ahead;

@@ -1,6 +1,6 @@
 #pragma once
 // Decides what lives on the GPU under a byte budget, and says what a token will then cost, by the cost model
-// (cost_model.h). A more frequent neuron is never colder than a less frequent one of its layer.
+// (cost_model.h). A more frequent neuron is never colder than a less frequent one of its layer, or of its expert.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -44,6 +44,7 @@ struct GpuBytes {
 struct LayerReport {
   LayerChoice choice;
   int64_t n_ff = 0;
+  double hot = 0;                               // neurons on the GPU, or experts, of cut ones their parts
   double activations = 0, hot_activations = 0;  // expected, per token
   Traffic attention, ffn;                       // expected bytes per token
   uint64_t gpu_bytes = 0;
@@ -77,6 +78,8 @@ class Planner {
   // would be fastest are read over the link, if that takes copies of them and the request does not say how many.
   Plan plan(uint64_t vram_budget) const;
   Plan plan() const { return plan(request_.vram_budget); }
+  // What a plan of this budget would reach, whatever it leaves to the host.
+  double tokens_per_second(uint64_t vram_budget) const { return 1 / pick(vram_budget).seconds; }
   // Needs of any plan that uses the GPU: those that are fixed, and prescribed neurons; a budget below it is refused.
   uint64_t smallest_budget() const;
   // Everything on the GPU.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/kv_cache.h"
+#include "engine/placement.h"
 #include "model/predictors.h"
 
 namespace hearth::offline {
@@ -35,6 +36,28 @@ uint64_t row_on_gpu(const MatrixBytes& on_gpu, Matrix m) {
   return on_gpu(m) / kRows;
 }
 
+// In eighths of a routed expert, rounded to whole blocks. A GPU gets the down projection transposed back.
+std::vector<LayerShape::ExpertCut> cuts_of(const model::Model& model, const model::LayerWeights& w,
+                                           const MatrixBytes& on_gpu) {
+  constexpr int64_t kParts = 8, kBlock = engine::kExpertBlock;
+  std::vector<LayerShape::ExpertCut> cuts;
+  const FfnShard& f = w.experts.front().ffn;
+  if (!model.config().ffn.sparse() || std::ranges::any_of(w.experts, [](const Expert& e) { return !e.ffn.down_t; })) {
+    return cuts;
+  }
+  for (int64_t part = 1; part < kParts; ++part) {
+    const int64_t n = (f.n() * part / kParts + kBlock / 2) / kBlock * kBlock;
+    if (n == 0 || n >= f.n() || (!cuts.empty() && cuts.back().neurons == n)) continue;
+    BothBytes b{on_gpu};
+    for (const Matrix* m : {&f.gate, &f.up}) b.add(*m ? m->slice_rows(0, n) : *m);
+    b.add(Matrix{model::standard_type(f.down_t), f.down_t.cols, n, f.down_t.data});
+    for (const Vector* v : {&f.gate_bias, &f.up_bias}) b.add(*v ? Vector{v->data, n} : *v);
+    b.add(w.experts.front().down_bias);
+    cuts.push_back({static_cast<int32_t>(n), b.gpu});
+  }
+  return cuts;
+}
+
 // Experts are all alike, but for a shared one.
 void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_gpu, LayerShape& l) {
   const model::LayerWeights& w = model.weights().layers[layer];
@@ -63,6 +86,7 @@ void set_experts(const model::Model& model, size_t layer, const MatrixBytes& on_
     largest.file = std::max(largest.file, b.file), largest.gpu = std::max(largest.gpu, b.gpu);
   }
   l.up_down_bytes = largest.file, l.gpu_neuron_bytes = largest.other();
+  if (l.gpu_experts) l.cuts = cuts_of(model, w, on_gpu);
 }
 
 void set_neurons(const model::LayerWeights& w, const MatrixBytes& on_gpu, LayerShape& l) {
@@ -158,6 +182,7 @@ void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar) {
   if (!shape.sparse_family) return;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     shape.layers[l].active_inside = sidecar.statistics.layers[l].inside.mean().value_or(1);
+    shape.layers[l].inside = sidecar.statistics.layers[l].inside_counts;
   }
 }
 

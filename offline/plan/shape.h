@@ -29,6 +29,14 @@ struct LayerShape {
   // the share of them that a token needs; 1: none are skipped.
   uint64_t skippable_bytes = 0;
   double active_inside = 1;
+  // Ways to cut a routed expert between GPU and CPU, where its neurons can be told apart: neurons on the GPU, what they
+  // take there. And which neurons are active, which says where to cut; empty: not known, experts are whole.
+  struct ExpertCut {
+    int32_t neurons = 0;
+    uint64_t gpu_bytes = 0;
+  };
+  std::vector<ExpertCut> cuts;
+  model::InsideCounts inside;
   bool gpu_experts = false;                // GPUs have kernels for experts of this shape
   bool can_stream = false;                 // they can visit a GPU: their down projections are not transposed
   uint64_t attention_bytes = 0;            // wq, wk, wv, wo
@@ -49,6 +57,8 @@ struct LayerShape {
   uint64_t attention_on_gpu() const { return gpu_attention_bytes.value_or(attention_bytes); }
   uint64_t neuron_on_gpu() const { return gpu_neuron_bytes.value_or(neuron_bytes()); }
   uint64_t predictor_on_gpu() const { return gpu_predictor_bytes.value_or(predictor_bytes); }
+  // What a GPU reads of a whole expert, whose transposed down projection it has in another form.
+  uint64_t expert_read_by_gpu() const { return skippable_bytes > 0 ? neuron_on_gpu() : up_down_bytes; }
   uint64_t ffn_bytes() const { return experts ? expert_bytes : neuron_bytes() * static_cast<uint64_t>(n_ff); }
 };
 
@@ -75,7 +85,7 @@ ModelShape shape_of(const model::Model& model, const MatrixBytes& gpu_bytes = by
 // Sets named_per_active: of predictors that the sidecar holds, as measured when they were made; of others, as the
 // profile found on a few tokens.
 void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar);
-// Sets active_inside of mixtures of ReLU families, as the profile counted it.
+// Sets active_inside and inside of mixtures of ReLU families, as the profile counted them.
 void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar);
 
 }  // namespace hearth::offline

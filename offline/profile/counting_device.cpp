@@ -104,13 +104,13 @@ void CountingDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choic
     for (int64_t t = 0; t < T; t += kInsideEvery) {
       const auto at = static_cast<size_t>(t), n = static_cast<size_t>(choice.n_named);
       const Act token{in.x + t * n_embd_, in.q8 != nullptr ? static_cast<std::byte*>(in.q8) + at * row : nullptr};
-      inside.sum += active_share(set, std::span(ids).subspan(at * n, n), token, rule), ++inside.tokens;
+      inside.sum += count_inside(set, std::span(ids).subspan(at * n, n), token, rule), ++inside.tokens;
     }
   }
   inner_.expert_ffn()->ffn_experts(set, choice, in, T, y);
 }
 
-double CountingDevice::active_share(const ExpertSet& set, std::span<const int32_t> ids, Act token,
+double CountingDevice::count_inside(const ExpertSet& set, std::span<const int32_t> ids, Act token,
                                     const NeuronRule& rule) {
   int64_t n = 0, active = 0;
   for (const int32_t id : ids) {
@@ -121,7 +121,19 @@ double CountingDevice::active_share(const ExpertSet& set, std::span<const int32_
   }
   std::vector<float> gates(static_cast<size_t>(n));
   inner_.download(gates.data(), inside_.as<float>(), gates.size() * sizeof(float));
-  for (const float z : gates) active += rule.activate(z) != 0.0f ? 1 : 0;
+  model::InsideCounts& counts = statistics_.layers[routed_].inside_counts;
+  const model::ExpertsDescription& e = model_.config().experts;
+  if (!counts) counts = {e.routing.n_expert, e.n_ff};
+  const float* z = gates.data();
+  for (const int32_t id : ids) {
+    const bool routed = id < e.routing.n_expert;
+    if (routed) ++counts.used[static_cast<size_t>(id)];
+    for (int64_t i = 0; i < e.neurons_of(id); ++i) {
+      if (rule.activate(*z++) == 0.0f) continue;
+      ++active;
+      if (routed) ++counts.active[static_cast<size_t>(id * e.n_ff + i)];
+    }
+  }
   return static_cast<double>(active) / static_cast<double>(n);
 }
 

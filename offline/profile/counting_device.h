@@ -33,7 +33,7 @@ class CountingDevice final : public FfnProbe {
                  const NextNorm* next) override;
   // Each layer's router is tried on the input of the layer before, too (LayerStatistics::foreseen).
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
-  // Of ReLU families, the active neurons of every kInsideEvery-th token's experts are counted (LayerStatistics::inside).
+  // Of ReLU families, the active neurons of every kInsideEvery-th token's experts are counted (LayerStatistics::inside, inside_counts).
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
 
  private:
@@ -41,8 +41,8 @@ class CountingDevice final : public FfnProbe {
   // Keeps the rows that a layer's FFN reads, where the next layer has a router to be tried on them.
   void keep_for_next(size_t layer, Act in, int64_t T);
   std::vector<int32_t> bring_ids(const ExpertChoice& choice, int64_t T);
-  // The share of the neurons of the experts `ids` whose act(gate) is not zero, for one token.
-  double active_share(const ExpertSet& set, std::span<const int32_t> ids, Act token, const NeuronRule& rule);
+  // Counts the neurons of the experts `ids` whose act(gate) is not zero, for one token. Returns their share.
+  double count_inside(const ExpertSet& set, std::span<const int32_t> ids, Act token, const NeuronRule& rule);
   void add_moments(size_t layer, const float* input, int64_t T);
   void add_down_inputs(size_t layer, int64_t T);  // what evaluate() left is gone
   // The first T rows of n values.

@@ -13,6 +13,8 @@ namespace hearth::offline {
 
 constexpr std::array<double, 3> kHottestExperts = {0.1, 0.2, 0.4};  // shares of a layer's experts, one expert at least
 
+constexpr double kHottestInside = 0.25;  // of an expert's neurons
+
 // The experts that a router chooses from; a shared expert is not among them.
 struct ExpertSummary {
   size_t layer = 0;
@@ -25,6 +27,7 @@ struct ExpertSummary {
   std::array<std::optional<double>, model::kUnionTokens.size()> growth;
   std::optional<double> foreseen;  // of a token's experts, those that the router names on the layer before's input
   std::optional<double> inside;    // of the neurons of a token's experts, those that are active
+  std::optional<double> hottest_inside;  // of those, the share that falls on the hottest kHottestInside of each expert
 };
 // The layers that are mixtures.
 std::vector<ExpertSummary> summarize_experts(const model::Sidecar& sidecar);

@@ -19,17 +19,17 @@ void adopt(Device& device, T& tensor) {
 
 }  // namespace
 
-std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, FunctionRef<bool(size_t id)> mine,
-                                  Device& device, std::vector<HostBuffer>& memory) {
+std::vector<Expert> adopt_experts(const model::Model& model, size_t layer,
+                                  FunctionRef<Expert(size_t id, const Expert& whole)> part, Device& device,
+                                  std::vector<HostBuffer>& memory) {
   const std::vector<Expert>& from = model.weights().layers[layer].experts;
   const bool takes_down_t = device.expert_ffn() == nullptr || device.expert_ffn()->takes_down_t();
   std::vector<Expert> to(from.size());
   std::vector<size_t> transposed;  // nobody has their standard form
   for (size_t id = 0; id < from.size(); ++id) {
-    if (!mine(id)) continue;
-    FfnShard& f = (to[id] = from[id]).ffn;
+    FfnShard& f = (to[id] = part(id, from[id])).ffn;
     if (!f.down_t || takes_down_t) continue;
-    f.down = model.stored_down(layer, id);
+    if (f.n() == from[id].ffn.n()) f.down = model.stored_down(layer, id);
     if (f.down) {
       f.down_t = {};
     } else {
@@ -67,8 +67,8 @@ model::Weights adopt_weights(model::Model& model, Device& device, bool with_pred
   if (tied) w.output = w.tok_embd;
   for (size_t l = 0; l < w.layers.size(); ++l) {
     std::vector<HostBuffer> memory;
-    const auto all = [](size_t) { return true; };
-    w.layers[l].experts = adopt_experts(model, l, all, device, memory);
+    const auto whole = [](size_t, const Expert& e) { return e; };
+    w.layers[l].experts = adopt_experts(model, l, whole, device, memory);
     if (memory.empty()) continue;
     HEARTH_CHECK(!device.is_host(), "experts transposed back for a host device");
     device.synchronize();  // before the memory goes

@@ -14,11 +14,12 @@ namespace hearth::engine {
 // copied is let go of on the host. A tied head is placed once.
 model::Weights adopt_weights(model::Model& model, Device& device, bool with_predictors);
 
-// The layer's experts that are `mine`, by id, in the device's memory; the others are empty. A device that does not take
-// down_t gets down: the file's own, or one transposed back in `memory`, of standard_type(); a host device goes on using
-// that memory, others have copied it.
-std::vector<Expert> adopt_experts(const model::Model& model, size_t layer, FunctionRef<bool(size_t id)> mine,
-                                  Device& device, std::vector<HostBuffer>& memory);
+// The layer's experts by id in the device's memory: of each what `part` makes of it, all, some of its neurons, or
+// nothing. A device that does not take down_t gets down: the file's own, or one transposed back in `memory`, of
+// standard_type(); a host device goes on using that memory, others have copied it.
+std::vector<Expert> adopt_experts(const model::Model& model, size_t layer,
+                                  FunctionRef<Expert(size_t id, const Expert& whole)> part, Device& device,
+                                  std::vector<HostBuffer>& memory);
 
 // Which neurons' rows of gate and up are read singly, in layers that have down_t.
 enum class SingleRows {

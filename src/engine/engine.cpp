@@ -144,8 +144,11 @@ Engine::Engine(model::Model& model, Device& device, const EngineOptions& options
       fail("{} cannot compute experts yet; leave them to the CPU: give a --vram-budget", device_.name());
     }
     schedule_ = Schedule(undivided(model_, sparsity_));
-    for (const model::LayerWeights& l : model_.weights().layers)
-      rows_.push_back({l.router ? std::ssize(l.experts) : l.ffn.n(), {}});
+    for (const model::LayerWeights& l : model_.weights().layers) {
+      MainRows& rows = rows_.emplace_back();
+      rows.n_hot = l.ffn.n();
+      for (const Expert& e : l.experts) rows.n_hot += e.ffn.n();
+    }
     weights_ = adopt_weights(model_, device_, sparsity_ == Sparsity::predict);
     if (options.copy_weights && device_.is_host()) {
       const SingleRows rows = sparsity_ == Sparsity::off     ? SingleRows::none
@@ -371,7 +374,7 @@ void Engine::count_experts(int64_t T) {
   for (size_t l = 0; l < density_.experts.size(); ++l) {
     if (!schedule_.facts()[l].experts) continue;
     density_.experts[l] += n_named * static_cast<double>(T);
-    density_.experts_on_host[l] += static_cast<double>(host_side_->computed(static_cast<int64_t>(l)).experts);
+    density_.experts_on_host[l] += host_side_->computed(static_cast<int64_t>(l)).experts;
   }
 }
 

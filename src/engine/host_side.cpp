@@ -92,10 +92,11 @@ class HostSide::Layer {
     }
     f_.ffn_experts(l_, b_.choice, in, step.skips, y_);
     if (f_.T() > kFewTokens) return;  // the GPU waits, and nobody asks about prompts
+    const model::ExpertsDescription& all = s_.c_.config.experts;
     Computed& computed = s_.computed_[static_cast<size_t>(l_)] = {};
     for (int64_t i = 0; i < f_.T() * b_.choice.n_named; ++i) {
-      const Expert& e = own[static_cast<size_t>(b_.choice.ids[i])];
-      computed.experts += e ? 1 : 0, computed.neurons += e.ffn.n();
+      const int64_t id = b_.choice.ids[i], n = own[static_cast<size_t>(id)].ffn.n();
+      computed.experts += static_cast<double>(n) / static_cast<double>(all.neurons_of(id)), computed.neurons += n;
     }
   }
   void operator()(const Answer&) { s_.mailbox_.answer(); }

@@ -24,7 +24,8 @@ class HostSide {
   void serve(const PassShape& shape, BatchKind kind);
   // The experts of a layer that the tokens of the last pass over few tokens named, and that the CPU has.
   struct Computed {
-    int64_t experts = 0, neurons = 0;  // neurons: of all those experts
+    double experts = 0;   // of a cut one the part that is the CPU's
+    int64_t neurons = 0;  // of all of them
   };
   Computed computed(int64_t layer) const { return computed_[static_cast<size_t>(layer)]; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "core/error.h"
 
@@ -45,15 +46,48 @@ void check_layer(const LayerPlacement& l, size_t layer, int64_t n_ff) {
   }
 }
 
-void check_experts(const LayerPlacement& l, size_t layer, const model::ExpertsDescription& e) {
+// Lists of neurons of the experts on the GPU.
+void check_cuts(const LayerPlacement& l, size_t layer, const model::Config& c) {
+  const model::ExpertsDescription& e = c.experts;
+  const std::vector<std::vector<int32_t>>& cuts = l.gpu_expert_neurons;
+  if (cuts.empty()) return;
+  if (cuts.size() != l.gpu_experts.size()) {
+    fail("the plan has {} experts of layer {} on the GPU and lists of neurons of {}; plan again", l.gpu_experts.size(),
+         layer, cuts.size());
+  }
+  const bool some = std::ranges::any_of(cuts, [](const auto& ids) { return !ids.empty(); });
+  if (some && !c.ffn.sparse()) {
+    fail("the plan cuts experts of layer {}, and {} ones are computed whole; plan again", layer, c.ffn.family);
+  }
+  std::optional<int64_t> of_each;
+  for (size_t k = 0; k < cuts.size(); ++k) {
+    const bool routed = l.gpu_experts[k] < e.routing.n_expert;
+    const int64_t n_ff = e.neurons_of(l.gpu_experts[k]), n = cuts[k].empty() ? n_ff : std::ssize(cuts[k]);
+    check_ids(cuts[k], fmt::format("expert {}", l.gpu_experts[k]).c_str(), layer, "neuron", n_ff);
+    if (!cuts[k].empty() && n % kExpertBlock != 0) {
+      fail("the plan has {} neurons of expert {} of layer {} on the GPU, expected whole blocks of {}; plan again", n,
+           l.gpu_experts[k], layer, kExpertBlock);
+    }
+    if (routed && n != of_each.value_or(n)) {
+      fail("the plan has {} neurons of expert {} of layer {} on the GPU and {} of another one; plan again", n,
+           l.gpu_experts[k], layer, *of_each);
+    }
+    if (routed) of_each = n;
+  }
+}
+
+void check_experts(const LayerPlacement& l, size_t layer, const model::Config& c) {
+  const model::ExpertsDescription& e = c.experts;
   if (!e.in_layer(static_cast<int64_t>(layer))) {
-    if (!l.gpu_experts.empty()) fail("the plan has experts of layer {}, which is dense; plan again", layer);
+    if (!l.gpu_experts.empty() || !l.gpu_expert_neurons.empty())
+      fail("the plan has experts of layer {}, which is dense; plan again", layer);
     return;
   }
   if (!l.gpu_bucket.empty() || !l.gpu_linked.empty() || l.selection != Selection::all) {
     fail("the plan places neurons of layer {}, which is a mixture of experts; plan again", layer);
   }
   check_ids(l.gpu_experts, "gpu_experts", layer, "expert", e.routing.n_expert + (e.n_ff_shared > 0 ? 1 : 0));
+  check_cuts(l, layer, c);
 }
 
 }  // namespace
@@ -96,6 +130,18 @@ const char* to_string(Sparsity sparsity) {
   return "?";
 }
 
+std::optional<std::span<const int32_t>> LayerPlacement::neurons_on_gpu(size_t expert) const {
+  const auto at = std::ranges::lower_bound(gpu_experts, static_cast<int32_t>(expert));
+  if (at == gpu_experts.end() || *at != static_cast<int32_t>(expert)) return std::nullopt;
+  if (gpu_expert_neurons.empty()) return std::span<const int32_t>();
+  return gpu_expert_neurons[static_cast<size_t>(at - gpu_experts.begin())];
+}
+
+int64_t LayerPlacement::n_on_gpu(size_t expert, int64_t n_ff) const {
+  const auto some = neurons_on_gpu(expert);
+  return !some ? 0 : some->empty() ? n_ff : std::ssize(*some);
+}
+
 uint64_t Placement::planned_bytes() const {
   uint64_t sum = 0;
   for (const MemoryUse& use : planned) sum += use.bytes;
@@ -128,7 +174,7 @@ void check_placement(const Placement& p, const model::Config& c, const std::stri
          p.n_sequences);
   for (size_t l = 0; l < p.layers.size(); ++l) {
     check_layer(p.layers[l], l, c.n_ff);
-    check_experts(p.layers[l], l, c.experts);
+    check_experts(p.layers[l], l, c);
   }
   if (p.planned_bytes() > p.vram_budget) {
     fail("the plan uses {} bytes of GPU memory and its budget is {}; plan again", p.planned_bytes(), p.vram_budget);

@@ -1,6 +1,8 @@
 #pragma once
 // Where every part of a model lives, as data: made by the planner (offline/plan), obeyed by loading to the byte.
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +31,8 @@ enum class Sparsity { off, exact, predict, auto_ };
 Sparsity parse_sparsity(std::string_view name);  // "off", "exact", "predict", "auto"; throws Error
 const char* to_string(Sparsity sparsity);
 
+constexpr int64_t kExpertBlock = 32;  // neurons of an expert that GPUs take together
+
 // One layer. A neuron is in exactly one state:
 //   in gpu_bucket   gate, up and down rows on the GPU (hot)
 //   elsewhere       all rows on the CPU (cold)
@@ -42,12 +46,20 @@ struct LayerPlacement {
   // For a mixture, instead of gpu_bucket: ascending ids of the experts on the GPU, the shared one's being the number of
   // the others. Those that are left are on the CPU.
   std::vector<int32_t> gpu_experts;
+  // Of experts of the ReLU family with transposed down projections, which can be cut: for each of gpu_experts the
+  // ascending ids of its neurons on the GPU, whole blocks of kExpertBlock and equally many in all but the shared one; the
+  // CPU has its other neurons. No ids: all of them are on the GPU. An empty list: those of every expert are.
+  std::vector<std::vector<int32_t>> gpu_expert_neurons;
   // While the GPU computes the layer before, it tells the CPU which of this layer's neurons it will probably be asked
   // for, so that their rows can be fetched. Where both layers' neurons are predicted on the GPU and some are the CPU's;
   // elsewhere it means nothing.
   bool look_ahead = false;
   bool operator==(const LayerPlacement&) const = default;
 
+  // The ids of an expert's neurons that are on the GPU, none where all are; nullopt: the expert is the CPU's. And their
+  // number, of n_ff.
+  std::optional<std::span<const int32_t>> neurons_on_gpu(size_t expert) const;
+  int64_t n_on_gpu(size_t expert, int64_t n_ff) const;
   // All of the layer's neurons are hot: no hand-off to the CPU is needed.
   bool ffn_on_gpu(int64_t n_ff) const { return static_cast<int64_t>(gpu_bucket.size()) == n_ff; }
 };
@@ -69,7 +81,7 @@ struct Placement {
 };
 
 // Throws Error saying what is wrong: made for another model, a list of ids that is not ascending or out of range, a
-// neuron in two states, more bytes than its own budget.
+// neuron in two states, experts cut otherwise than LayerPlacement says, more bytes than its own budget.
 void check_placement(const Placement& placement, const model::Config& config, const std::string& model_fingerprint);
 
 }  // namespace hearth::engine

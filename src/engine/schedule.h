@@ -17,8 +17,9 @@ namespace hearth::engine {
 
 // The part of a layer that the main device has beside what its weights say.
 struct MainRows {
-  int64_t n_hot = 0;  // neurons of its own, or experts; all others are the host's, or linked
+  int64_t n_hot = 0;  // neurons of its own, of all of its experts; all others are the host's, or linked
   FfnShard linked;    // the first of the host's rows, which it reads in place for batches that skip neurons; or none
+  double expert_neuron_bytes = 0;  // of a neuron of its experts, in the form that it reads; 0: as in the file
 };
 
 // How many tokens a pass has, which decides what of a layer is computed where.

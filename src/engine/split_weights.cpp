@@ -40,6 +40,7 @@ class RowPacker {
     for (size_t k = 0; k < ids.size(); ++k) out[k] = v.data[ids[k]];
     return {out, static_cast<int64_t>(ids.size())};
   }
+  Expert expert(const Expert& all, Ids ids) { return {shard(all.ffn, ids), all.down_bias}; }
   FfnShard shard(const FfnShard& all, Ids ids) {
     FfnShard part = all;  // activation and its parameters
     part.gate = rows(all.gate, ids);
@@ -130,6 +131,23 @@ bool can_foresee(const LayerFacts& before, const LayerFacts& layer) {
   return before.brings_experts() && layer.brings_experts() && !layer.early_router && !layer.host_attends;
 }
 
+MainRows expert_rows(const std::vector<Expert>& experts) {
+  MainRows rows;
+  double bytes = 0;
+  for (const Expert& e : experts) rows.n_hot += e.ffn.n(), bytes += static_cast<double>(e.bytes());
+  if (rows.n_hot > 0) rows.expert_neuron_bytes = bytes / static_cast<double>(rows.n_hot);
+  return rows;
+}
+
+// The ids below n that are not among `ids`, which ascend.
+std::vector<int32_t> others(Ids ids, int64_t n) {
+  std::vector<int32_t> out;
+  for (int32_t id = 0; id < n; ++id) {
+    if (!std::ranges::binary_search(ids, id)) out.push_back(id);
+  }
+  return out;
+}
+
 // Divides one layer after the other.
 class Splitter {
  public:
@@ -140,6 +158,7 @@ class Splitter {
   size_t arena_bytes() const {
     size_t sum = 0;
     for (size_t l = 0; l < weights_.layers.size(); ++l) {
+      for (size_t id = 0; id < weights_.layers[l].experts.size(); ++id) sum += cut_bytes(l, id);
       const FfnShard& f = weights_.layers[l].ffn;
       const auto n = static_cast<size_t>(f.n()) - placement_.layers[l].gpu_bucket.size();
       if (n == 0 || !f.down_t) continue;
@@ -182,19 +201,71 @@ class Splitter {
   }
 
  private:
-  // Whole experts.
+  // Host memory for the CPU's part of an expert that is cut.
+  size_t cut_bytes(size_t layer, size_t id) const {
+    const FfnShard& f = weights_.layers[layer].experts[id].ffn;
+    const int64_t n = f.n() - placement_.layers[layer].n_on_gpu(id, f.n());
+    if (n == 0 || n == f.n()) return 0;
+    size_t sum = HostArena::rounded(gate_bytes({f.gate.type, n, f.gate.cols, nullptr}));
+    for (const Matrix* m : {&f.up, &f.down_t}) {
+      if (*m) sum += HostArena::rounded(static_cast<size_t>(n) * m->row_size());
+    }
+    for (const Vector* v : {&f.gate_bias, &f.up_bias}) {
+      if (*v) sum += HostArena::rounded(static_cast<size_t>(n) * sizeof(float));
+    }
+    return sum;
+  }
+  size_t gate_bytes(const Matrix& gate) const { return std::max(gate.bytes(), host_.packed_bytes(gate)); }
+
+  // What the CPU has of an expert that is cut: up and down, which are read row by row, in the arena, the gate in `staging`.
+  Expert cold_part(const Expert& whole, Ids hot, HostArena& arena, std::vector<HostBuffer>& staging) {
+    const std::vector<int32_t> cold = others(hot, whole.ffn.n());
+    if (cold.empty()) return {};
+    const auto keep = [&](size_t bytes) { return arena.take(bytes); };
+    const auto stage = [&](size_t bytes) { return staging.emplace_back(bytes).data(); };
+    Expert rest = whole;
+    rest.ffn.gate = {};
+    Expert part = RowPacker(team_, keep).expert(rest, cold);
+    part.ffn.gate = RowPacker(team_, stage).rows(whole.ffn.gate, cold);
+    part.down_bias = {};  // added once, by the main device
+    return part;
+  }
+  // Gates are read whole: into the arena, packed where the CPU has a form for that.
+  Matrix keep_gate(const Matrix& gate, HostArena& arena) {
+    std::byte* const memory = arena.take(gate_bytes(gate));
+    if (host_.packed_bytes(gate) > 0) return host_.pack(gate, memory);
+    std::memcpy(memory, gate.data, gate.bytes());
+    return {gate.type, gate.rows, gate.cols, memory};
+  }
+
+  // Whole experts, and parts of some.
   void experts(size_t layer, SplitWeights& out) {
     const LayerWeights& from = weights_.layers[layer];
-    const std::vector<int32_t>& hot = placement_.layers[layer].gpu_experts;
+    const LayerPlacement& place = placement_.layers[layer];
     LayerWeights& to_main = out.main.layers[layer];
     LayerWeights& to_host = out.host.layers[layer];
-    out.rows[layer].n_hot = std::ssize(hot);
-    const auto is_hot = [&](size_t id) { return std::ranges::binary_search(hot, static_cast<int32_t>(id)); };
-    std::vector<HostBuffer> staging;
-    to_main.experts = adopt_experts(model_, layer, is_hot, main_, main_.is_host() ? out.packs : staging);
-    const auto is_cold = [&](size_t id) { return !is_hot(id); };
-    to_host.experts = adopt_experts(model_, layer, is_cold, host_, out.packs);
-    if (!hot.empty()) {
+    std::vector<HostBuffer> staging, gates;
+    std::vector<HostBuffer>& copied = main_.is_host() ? out.packs : staging;
+    const auto stage = [&](size_t bytes) { return copied.emplace_back(std::max<size_t>(bytes, 64)).data(); };
+    const auto hot = [&](size_t id, const Expert& whole) {
+      const auto neurons = place.neurons_on_gpu(id);
+      if (!neurons) return Expert{};
+      return neurons->empty() ? whole : RowPacker(team_, stage).expert(whole, *neurons);
+    };
+    const auto cold = [&](size_t id, const Expert& whole) {
+      const auto neurons = place.neurons_on_gpu(id);
+      if (!neurons) return whole;
+      return neurons->empty() ? Expert{} : cold_part(whole, *neurons, out.arena, gates);
+    };
+    to_main.experts = adopt_experts(model_, layer, hot, main_, copied);
+    to_host.experts = adopt_experts(model_, layer, cold, host_, out.packs);
+    for (size_t id = 0; id < from.experts.size(); ++id) {
+      if (cut_bytes(layer, id) == 0) continue;
+      Matrix& gate = to_host.experts[id].ffn.gate;
+      gate = keep_gate(gate, out.arena);
+    }
+    out.rows[layer] = expert_rows(to_main.experts);
+    if (!place.gpu_experts.empty()) {
       to_main.expert_table = main_.expert_ffn()->adopt_experts({to_main.experts, from.router.shared});
     }
     const bool routes = out.facts[layer].main_routes;
@@ -302,7 +373,16 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
     f.host_attends = place.attention == Where::cpu;
     if (w.router) {
       f.experts = true;
-      f.hot = !place.gpu_experts.empty(), f.cold = place.gpu_experts.size() < w.experts.size();
+      f.hot = !place.gpu_experts.empty();
+      for (size_t id = 0; id < w.experts.size(); ++id) {
+        const int64_t n = w.experts[id].ffn.n(), on_gpu = place.n_on_gpu(id, n);
+        f.cold |= on_gpu < n;
+        if (on_gpu == 0 || on_gpu == n || w.experts[id].ffn.down_t) continue;
+        fail(
+            "the plan cuts expert {} of layer {}, whose down projection is not stored transposed; run with "
+            "--transpose-down, or plan again",
+            id, l);
+      }
       // Of the CPU's experts only the active neurons, where it can tell them.
       const bool skips = f.cold && model.config().ffn.sparse() && w.some_ffn().down_t;
       f.selection = skips ? Selection::gate : Selection::all;

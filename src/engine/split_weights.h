@@ -40,7 +40,7 @@ struct SplitWeights {
   model::Weights host;            // in the CPU's
   std::vector<LayerFacts> facts;  // of every layer, for its schedule
   std::vector<MainRows> rows;     // of every layer
-  HostArena arena;                // what `host` points to in layers that the CPU has neurons of
+  HostArena arena;                // what `host` points to in layers, and experts, that the CPU has some neurons of
   std::vector<HostBuffer> packs;  // what `main` points to where its address space is the host's
 
   bool embedding_on_host = false, output_on_host = false;
@@ -52,9 +52,9 @@ std::vector<LayerFacts> layer_facts(const model::Model& model, const Placement& 
 
 // Row k of the main device's shard of a layer is neuron gpu_bucket[k]; row k of the CPU's is Placement::cpu_rows()[k];
 // the main device reads those of gpu_linked in place. A predictor that serves both has its rows in that order. Copies
-// one layer at a time, on the team's threads. The model must have transposed down projections (Model::prepare_sparse)
-// unless every layer is whole on one side. Throws Error when a layer is divided and its down projection is not
-// transposed, or a predictor is asked for and absent, or reads what its device does not have.
+// one layer at a time, on the team's threads. Of an expert that is cut both sides have a part, a smaller expert. The model must have transposed down projections (Model::prepare_sparse)
+// unless every layer is whole on one side. Throws Error when a layer or an expert is divided and its down projection is
+// not transposed, or a predictor is asked for and absent, or reads what its device does not have.
 SplitWeights split_weights(model::Model& model, const Placement& placement, Device& main, Device& host,
                            ThreadTeam& team);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "model/predictors.h"
 
@@ -40,15 +41,19 @@ SideBytes read_shares(const DensityStats& counted, size_t layer) {
   return {share(counted.active[layer] - host, counted.neurons[layer] - n_host), share(host, n_host)};
 }
 
-// Expected bytes of a token's experts. hot_share: of those that it uses, on the main device; `read`: read_shares().
-void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, double hot_share,
-                 SideBytes read) {
+// Expected bytes of a token's experts. hot_share: of those that it uses, on the main device, which may read them in
+// another form; nullopt: of all experts. `read`: read_shares().
+void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts& facts, const MainRows& rows,
+                 std::optional<double> hot_share, SideBytes read) {
   t.selection += on(!facts.main_routes, static_cast<double>(l.router.w.bytes() + l.router.shared_gate.bytes()));
   const auto n = static_cast<double>(l.experts.size());
-  double bytes = 0, gates = 0;
-  for (const Expert& e : l.experts)
+  double bytes = 0, gates = 0, neurons = 0;
+  for (const Expert& e : l.experts) {
     bytes += static_cast<double>(e.bytes()), gates += static_cast<double>(e.ffn.gate.bytes());
-  const double gate_share = gates / bytes;
+    neurons += static_cast<double>(e.ffn.n());
+  }
+  const double gate_share = gates / bytes, hot = hot_share.value_or(static_cast<double>(rows.n_hot) / neurons);
+  const double form = rows.expert_neuron_bytes > 0 ? rows.expert_neuron_bytes * neurons / bytes : 1;
   const auto of = [&](double share) { return gate_share + (1 - gate_share) * share; };
   if (l.router.shared) {
     const auto shared = static_cast<double>(l.experts.back().bytes());
@@ -56,7 +61,7 @@ void add_experts(LayerTraffic& t, const model::LayerWeights& l, const LayerFacts
   } else {
     bytes *= static_cast<double>(l.router.routing.n_used) / n;
   }
-  t.ffn += {hot_share * bytes * of(read.main), (1 - hot_share) * bytes * of(read.host)};
+  t.ffn += {hot * bytes * form * of(read.main), (1 - hot) * bytes * of(read.host)};
 }
 
 void add_sparse_ffn(LayerTraffic& t, const LayerFacts& facts, NeuronBytes each, double n_main, double n_host,
@@ -126,9 +131,8 @@ TokenTraffic token_traffic(const TrafficArgs& args, const DensityStats& counted,
     t.attention = on(facts.host_attends, attention);
     if (l.router) {
       const bool known = i < counted.experts.size() && counted.experts[i] > 0;
-      add_experts(t, l, facts,
-                  known ? 1 - counted.experts_on_host[i] / counted.experts[i]
-                        : static_cast<double>(args.rows[i].n_hot) / static_cast<double>(l.experts.size()),
+      add_experts(t, l, facts, args.rows[i],
+                  known ? std::optional(1 - counted.experts_on_host[i] / counted.experts[i]) : std::nullopt,
                   read_shares(counted, i));
       continue;
     }

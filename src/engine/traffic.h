@@ -15,7 +15,8 @@ struct DensityStats {
   std::vector<double> active;          // per layer: neurons active, summed over steps
   std::vector<double> active_on_host;  // of those, computed by the CPU beside a main device
   std::vector<double> active_linked;   // computed by the main device, read from host memory
-  // For divided mixtures: experts that were named in each layer, and those of them that the host has.
+  // For divided mixtures: experts that were named in each layer, and those of them that the host has, of cut ones the
+  // part that it has.
   std::vector<double> experts, experts_on_host;
   // Neurons among which the active ones were counted: all of a dense layer; of a mixture those of the chosen experts
   // that are computed where neurons are skipped, and, of them, the host's.

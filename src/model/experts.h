@@ -19,6 +19,8 @@ struct ExpertsDescription {
   int64_t n_dense_layers = 0;  // the first layers are dense
   explicit operator bool() const { return routing.n_expert > 0; }
   bool in_layer(int64_t layer) const { return routing.n_expert > 0 && layer >= n_dense_layers; }
+  // The neurons of expert `id`; the shared one is behind the others.
+  int64_t neurons_of(int64_t id) const { return id < routing.n_expert ? n_ff : n_ff_shared; }
   // Experts named for each token, the shared one among them.
   int64_t n_named() const { return routing.n_used + (n_ff_shared > 0 ? 1 : 0); }
 };

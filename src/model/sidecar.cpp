@@ -208,6 +208,7 @@ class Reader {
     if (file_.find_tensor(tensor_name(l, "active_heldout")) != nullptr) {
       stats.active_heldout = counts(l, "active_heldout", s_.statistics.tokens_heldout);
     }
+    if (file_.find_tensor(tensor_name(l, "inside_used")) != nullptr) stats.inside_counts = inside(l);
     if (file_.find_tensor(tensor_name(l, "impact")) != nullptr) {
       stats.impact = numbers<double>(l, "impact", DType::f64, {s_.n_ff[l]});
       for (const double v : stats.impact) {
@@ -220,6 +221,22 @@ class Reader {
         fail("'{}': the second moments of layer {} are not finite", name_, l);
       }
     }
+  }
+
+  InsideCounts inside(size_t l) const {
+    const std::string name = tensor_name(l, "inside_active");
+    const gguf::TensorInfo* t = file_.find_tensor(name);
+    if (t == nullptr || t->ne.empty()) fail("'{}': the tensor {} is missing", name_, name);
+    InsideCounts c;
+    c.n_ff = t->ne[0];
+    const LayerStatistics& stats = s_.statistics.layers[l];
+    const auto as_counts = [](const std::vector<int64_t>& v) { return std::vector<uint64_t>(v.begin(), v.end()); };
+    c.used = as_counts(numbers<int64_t>(l, "inside_used", DType::i64, {s_.n_ff[l]}));
+    c.active = as_counts(numbers<int64_t>(l, "inside_active", DType::i64, {c.n_ff, s_.n_ff[l]}));
+    if (const auto fault = c.fault(stats.active, s_.n_expert_used[l], stats.inside.tokens)) {
+      fail("'{}': {} {}", name_, name, *fault);
+    }
+    return c;
   }
 
   template <typename T>
@@ -398,6 +415,11 @@ void Sidecar::check_matches(const gguf::File& model, const Config& c) const {
         "own sidecar",
         path_, model_name, text(n_ff, n_expert_used), n_embd, c.name, text(units.n, units.used), c.n_embd);
   }
+  for (const LayerStatistics& l : statistics.layers) {
+    if (!l.inside_counts || l.inside_counts.n_ff == c.experts.n_ff) continue;
+    fail("'{}' counts {} neurons of an expert, and those of '{}' have {}; profile this model or give its own sidecar",
+         path_, l.inside_counts.n_ff, c.name, c.experts.n_ff);
+  }
   if (const std::string actual = fingerprint(model); actual != model_fingerprint) {
     fail(
         "'{}' was made for another model than '{}' (fingerprint {}, expected {}); profile this model or give its own "
@@ -431,6 +453,8 @@ void Sidecar::write(const std::filesystem::path& path) const {
     const LayerStatistics& s = statistics.layers[l];
     add(out, pending, l, "active", DType::i64, {n_ff[l]}, s.active);
     add(out, pending, l, "active_heldout", DType::i64, {n_ff[l]}, s.active_heldout);
+    add(out, pending, l, "inside_used", DType::i64, {n_ff[l]}, s.inside_counts.used);
+    add(out, pending, l, "inside_active", DType::i64, {s.inside_counts.n_ff, n_ff[l]}, s.inside_counts.active);
     add(out, pending, l, "impact", DType::f64, {n_ff[l]}, s.impact);
     add(out, pending, l, "moments", DType::f32, {n_embd, n_embd}, s.moments);
     if (thresholds && thresholds->tokens > 0) {

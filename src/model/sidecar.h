@@ -13,6 +13,8 @@
 //   hearth-sparse.profile.union_K_neurons, .union_K_windows   u64 [n_layer], K = 2, 4, 8; optional: NeuronUnion
 //   hearth-sparse.profile.foreseen_sums, .foreseen_tokens      f64, u64 [n_layer]; optional: LayerStatistics::foreseen
 //   hearth-sparse.profile.inside_sums, .inside_tokens          f64, u64 [n_layer]; optional: LayerStatistics::inside
+//   profile.blk.N.inside_used           i64 [n_ff]   optional, of a mixture's layer, with
+//   profile.blk.N.inside_active         i64 [neurons of an expert, n_ff]   model/inside_counts.h
 //   profile.blk.N.active                i64 [n_ff]
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
@@ -33,6 +35,7 @@
 
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/inside_counts.h"
 #include "model/predictors.h"
 
 namespace hearth::model {
@@ -89,6 +92,7 @@ struct LayerStatistics {
   NamedNeurons named;
   MeanShare foreseen;  // of a token's experts, those that the router names on the FFN's input of the layer before
   MeanShare inside;    // of the neurons of a token's experts, the shared one among them, those with act(gate) != 0
+  InsideCounts inside_counts;  // the same by expert and neuron, of the experts that the router chose
   std::vector<float> moments;  // [n_embd][n_embd] sum of h h^T, h the FFN's input; empty = not gathered
   int64_t n_ff() const { return static_cast<int64_t>(active.size()); }
 };

@@ -32,19 +32,6 @@ class WithoutExperts final : public ForwardingDevice {
   ExpertFfn* expert_ffn() override { return nullptr; }
 };
 
-// A device whose kernels read down projections as files store them, as GPUs'.
-class TakesNoDownT final : public ForwardingDevice {
- public:
-  using ForwardingDevice::ForwardingDevice;
-  bool takes_down_t() const override { return false; }
-  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override {
-    for (const Expert& e : set.experts) EXPECT_FALSE(e.ffn.down_t);
-    ExpertSet dense = set;
-    dense.n_active = nullptr;
-    ForwardingDevice::ffn_experts(dense, choice, in, T, y);
-  }
-};
-
 // A device whose slots have room for two experts each, which writes down what visits it.
 class SmallSlots final : public ForwardingDevice {
  public:
@@ -121,7 +108,7 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     const Placement placement = test::placement_of(d, m);
     const auto stand_in = cpu::make_reference_device();
     WithoutExperts without(*stand_in);
-    TakesNoDownT like_a_gpu(*stand_in);
+    test::TakesNoDownT like_a_gpu(*stand_in);
     Device& main = d.main_without_experts ? static_cast<Device&>(without) : like_a_gpu;
     const auto host = cpu::make_device(team);
     Engine two(m, main, options, {*host, placement, team});

@@ -8,6 +8,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "support/conditioning.h"
+#include "support/expert_splits.h"
 #include "support/mixture_divisions.h"
 #include "support/paths.h"
 #include "support/tiny_mixture.h"
@@ -71,6 +72,30 @@ TEST_P(GpuMixture, EqualsTheOracleWhereverExpertsAre) {
   limits.print();
 }
 
+// The GPU has some neurons of ReLU experts, and the CPU the others.
+TEST_P(GpuMixture, EqualsTheOracleWhereverNeuronsOfExpertsAre) {
+  if (!GetParam().model.transposed_down) GTEST_SKIP() << "experts are whole";
+  test::TinyMixtureOptions o = GetParam().model;
+  o.n_ff = 96, o.n_ff_shared = 64, o.n_expert = test::kSplitExperts;
+  if (o.n_used > 2) o.n_used = test::kSplitExperts;
+  const auto path = test::write_tiny_mixture(dir_ / "m.gguf", o);
+  auto m = model::Model::load(path);
+  const test::Script script{test::random_ids(m.config(), 30, 3), {18, 1, 3, 8}};
+  const EngineOptions options{.n_batch = 16};
+  test::ErrorLimits limits(path, script, test::kGpuArithmetic, options);
+  limits.expect_not_vacuous();
+  ThreadTeam team(2);
+  for (const test::ExpertSplit& split : test::kExpertSplits) {
+    SCOPED_TRACE(split.name);
+    auto divided = model::Model::load(path);
+    const auto gpu = cuda::make_device(0);
+    const auto host = cpu::make_device(team);
+    Engine two(divided, *gpu, options, {*host, test::placement_of(split, divided), team});
+    limits.expect_within(test::run(two, script), "divided");
+  }
+  limits.print();
+}
+
 // With 8-bit activations a rounding may change what is chosen, unless every expert is.
 std::vector<Case> cases() {
   return {
@@ -82,6 +107,9 @@ std::vector<Case> cases() {
       // The GPU's experts are transposed back; the CPU's leave out what is zero.
       {"transposed_f16",
        {.arch = "smallthinker", .type = DType::f16, .n_expert = 4, .n_used = 4, .transposed_down = true}},
+      {"transposed_f32", {.arch = "smallthinker", .transposed_down = true, .expert_biases = true}},
+      {"transposed_q8_0",
+       {.arch = "smallthinker", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .transposed_down = true}},
       {"latent", {.arch = "deepseek2", .n_ff_shared = 32, .n_dense_layers = 1, .n_q_latent = 48}},
       {"latent_f16", {.arch = "deepseek2", .type = DType::f16, .n_expert = 4, .n_used = 4, .joint_kv_b = true}},
   };

@@ -60,6 +60,7 @@ void expect_same(const model::LayerStatistics& a, const model::LayerStatistics& 
   EXPECT_EQ(a.active, b.active);
   EXPECT_EQ(a.active_heldout, b.active_heldout);
   EXPECT_EQ(a.unions, b.unions);
+  EXPECT_EQ(a.inside_counts, b.inside_counts);
   for (const auto field : {&model::LayerStatistics::previous, &model::LayerStatistics::recent,
                            &model::LayerStatistics::foreseen, &model::LayerStatistics::inside}) {
     EXPECT_EQ((a.*field).tokens, (b.*field).tokens);
@@ -160,18 +161,24 @@ Sets choose(const Router& router, const std::vector<float>& input) {
   return sets;
 }
 
-// Of the neurons of one token's experts, the share whose gate a ReLU lets through, in double.
-double share_above_zero(const model::LayerWeights& l, std::set<int32_t> ids, std::span<const float> input) {
-  if (l.router.shared) ids.insert(static_cast<int32_t>(l.router.routing.n_expert));
+// Counts the neurons of one token's experts whose gate a ReLU lets through, in double.
+void add_above_zero(const model::LayerWeights& l, std::set<int32_t> ids, std::span<const float> input,
+                    model::LayerStatistics& s) {
+  const int64_t n_expert = l.router.routing.n_expert, n_ff = l.experts[0].ffn.n();
+  if (!s.inside_counts) s.inside_counts = {n_expert, n_ff};
+  for (const int32_t id : ids) ++s.inside_counts.used[static_cast<size_t>(id)];
+  if (l.router.shared) ids.insert(static_cast<int32_t>(n_expert));
   double above = 0, all = 0;
   for (const int32_t id : ids) {
     const Matrix& w = l.experts[static_cast<size_t>(id)].ffn.gate;
     for (int64_t r = 0; r < w.rows; ++r, ++all) {
       const auto* row = reinterpret_cast<const float*>(w.row(r));
-      above += std::inner_product(input.begin(), input.end(), row, 0.0) > 0 ? 1 : 0;
+      if (std::inner_product(input.begin(), input.end(), row, 0.0) <= 0) continue;
+      ++above;
+      if (id < n_expert) ++s.inside_counts.active[static_cast<size_t>(id * n_ff + r)];
     }
   }
-  return above / all;
+  s.inside.sum += above / all, ++s.inside.tokens;
 }
 
 class ExpertProfile : public testing::Test {
@@ -223,9 +230,9 @@ class ExpertProfile : public testing::Test {
         } else {
           add_straightforward(seen.choices[l], l > 0 ? choose(router, seen.inputs[l - 1]) : Sets(), all[l]);
           const auto n = static_cast<size_t>(model_->config().n_embd);
-          for (size_t t = 0; model_->config().ffn.sparse() && t < s.ids.size(); t += 16, ++all[l].inside.tokens) {
-            all[l].inside.sum += share_above_zero(model_->weights().layers[l], seen.choices[l][t],
-                                                  std::span(seen.inputs[l]).subspan(t * n, n));
+          for (size_t t = 0; model_->config().ffn.sparse() && t < s.ids.size(); t += 16) {
+            add_above_zero(model_->weights().layers[l], seen.choices[l][t], std::span(seen.inputs[l]).subspan(t * n, n),
+                           all[l]);
           }
         }
       }
@@ -276,10 +283,16 @@ TEST_F(ExpertProfile, NeuronsInsideReluExpertsAreCountedAndPlannedWith) {
     const model::MeanShare& inside = read.statistics.layers[l].inside;
     EXPECT_EQ(inside.tokens, 6u);  // of 2 texts of 40
     EXPECT_EQ(inside.sum, s.statistics.layers[l].inside.sum);
+    EXPECT_EQ(read.statistics.layers[l].inside_counts, s.statistics.layers[l].inside_counts);
     EXPECT_GT(*inside.mean(), 0.2);
     EXPECT_LT(*inside.mean(), 0.8);
   }
-  EXPECT_TRUE(summary_json(read).at("mean_experts").at("neurons_active").is_number());
+  const nlohmann::json summary = summary_json(read).at("mean_experts");
+  EXPECT_TRUE(summary.at("neurons_active").is_number());
+  EXPECT_GE(summary.at("neurons_active_of_hottest_percent").at("25"), 0.25);
+  // And goes on from there.
+  profiled(2, 1).write(dir_ / "mixture.sparse.gguf");
+  expect_right(profiled(2, 1 << 30, model::Sidecar::find(model_->file(), model_->config())));
 
   ModelShape shape = shape_of(*model_);
   const std::vector<double> even(7, 3.0 / 7);
@@ -345,6 +358,13 @@ TEST_F(ExpertProfile, CountsThatDoNotAddUpAreRefused) {
         s.n_expert_used = {1, 1, 1}, s.statistics.tokens *= 2, s.statistics.tokens_heldout *= 2;
       },
       "was made for");
+  load({.arch = "qwen2moe", .n_ff_shared = 64, .transposed_down = true}, "relu");
+  const auto counts = [](auto& s) -> model::InsideCounts& { return s.statistics.layers[1].inside_counts; };
+  refused([&](auto& s) { counts(s).active[3] = 81; }, "inside_active counts 81 of");
+  refused([&](auto& s) { counts(s).used[2] = 1000; }, "of 1000 tokens with expert 2");
+  refused([&](auto& s) { s.statistics.layers[1].inside.tokens = 5; }, "expected 2 for each of 5 tokens");
+  refused([&](auto& s) { counts(s).active.clear(); }, "profile.blk.1.inside_active is missing");
+  refused([&](auto& s) { counts(s) = {6, 16}; }, "16 neurons of an expert, and those of 'mixture' have 32");
 }
 
 TEST_F(ExpertProfile, WhatIsOfNeuronsIsRefused) {

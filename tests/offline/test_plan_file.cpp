@@ -93,7 +93,7 @@ TEST_F(PlanFile, RefusesWhatIsNoPlan) {
   nlohmann::json old = good;
   old["version"] = 2, old["layers"][0]["gpu_gates"] = {5};
   EXPECT_EQ(message_of([&] { parse_placement(old.dump(), "p.json"); }),
-            "'p.json' is a plan of version 2, this hearth reads version 4; plan again");
+            "'p.json' is a plan of version 2, this hearth reads version 5; plan again");
   refused([](auto& j) { j["layers"][0]["look_ahead"] = 1; });
   refused([](auto& j) { j["format"] = "other"; });
   refused([](auto& j) { j["output"] = "tpu"; });
@@ -102,6 +102,9 @@ TEST_F(PlanFile, RefusesWhatIsNoPlan) {
   refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {1, "2"}; });
   refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {-1}; });
   refused([](auto& j) { j["layers"][0]["gpu_bucket"] = {4294967296}; });
+  refused([](auto& j) { j["layers"][0]["gpu_expert_neurons"] = {1, 2}; });
+  refused([](auto& j) { j["layers"][0]["gpu_expert_neurons"] = {{1, "2"}}; });
+  refused([](auto& j) { j["layers"][0].erase("gpu_expert_neurons"); });
   const std::string text = good.dump();
   for (size_t n = 0; n < text.size(); n += 1 + n / 8) {
     EXPECT_THROW(parse_placement(text.substr(0, n), "p.json"), Error) << n;

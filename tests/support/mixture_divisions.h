@@ -1,12 +1,28 @@
 #pragma once
 // Ways to divide a mixture of experts between a main device and the CPU.
+#include <gtest/gtest.h>
+
 #include <limits>
 
+#include "core/forwarding_device.h"
 #include "engine/placement.h"
 #include "engine/share_out.h"
 #include "model/model.h"
 
 namespace hearth::test {
+
+// A device whose kernels read down projections as files store them, as GPUs'.
+class TakesNoDownT final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  bool takes_down_t() const override { return false; }
+  void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override {
+    for (const Expert& e : set.experts) EXPECT_FALSE(e.ffn.down_t);
+    ExpertSet dense = set;
+    dense.n_active = nullptr;
+    ForwardingDevice::ffn_experts(dense, choice, in, T, y);
+  }
+};
 
 // Which experts of a layer are on the main device, and who attends.
 struct MixtureDivision {

@@ -31,6 +31,7 @@ struct TinyMixtureOptions {
   int64_t n_latent = 32, n_q_latent = 0;
   bool joint_kv_b = false;       // as in files before April 2025
   bool transposed_down = false;  // of experts: ffn_down_t_exps, ffn_down_t_shexp
+  bool expert_biases = false;    // of routed ones
   uint32_t seed = 1;
   std::set<std::string> without;         // keys (less the architecture) and tensors that are left out
   std::map<std::string, int64_t> other;  // keys (less the architecture) with other values, or more keys
@@ -171,6 +172,10 @@ inline std::filesystem::path write_tiny_mixture(const std::filesystem::path& pat
       experts(p, "ffn_down_t", o.n_ff, o.n_embd, down(o.n_expert, o.n_ff));
     } else {
       experts(p, "ffn_down", o.n_embd, o.n_ff, down(o.n_expert, o.n_ff));
+    }
+    for (const char* name : {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"}) {
+      const int64_t n = name[4] == 'd' ? o.n_embd : o.n_ff;
+      if (o.expert_biases) add(p + name, DType::f32, {n, o.n_expert}, random(o.n_expert, n));
     }
     if (o.n_ff_shared == 0) continue;
     matrix(p + "ffn_gate_shexp.weight", o.n_ff_shared, o.n_embd);
