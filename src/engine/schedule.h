@@ -103,7 +103,7 @@ struct Route {
 };  // both sides: the experts of every token
 struct Experts {
   Reads reads;
-  bool skips = false;  // neurons that are zero
+  bool skips = false;  // neurons that are not active
 };                     // both sides: += the chosen experts that the side has
 struct Post {
   Letter letter;
