@@ -221,7 +221,9 @@ class CpuDevice final : public HostDevice {
   ExpertCuts cut(std::span<const ExpertGroup> groups, int64_t T) const;
   void expert_product(const Matrix& w, int64_t r0, int64_t n, const Operand& in, float* y, int64_t ldy, int thread);
   // Neurons [r0, r0 + n) of a group's expert; rows [r0, r0 + n) of its down projection, times weights, added to y.
-  void expert_values(const ExpertGroup& group, int64_t r0, int64_t n, int thread);
+  // Values of neurons at or below the threshold are zero.
+  void expert_values(const ExpertGroup& group, float threshold, int64_t r0, int64_t n, int thread);
+  void values_above(const FfnShard& shard, float threshold, float* gates, const float* ups, int64_t n) const;
   void expert_down(const ExpertGroup& group, int64_t r0, int64_t n, float* y, int thread);
   void expert_down_rows(const ExpertGroup& group, int64_t c0, int64_t n, float* sums) const;
   // --- active neurons of experts (cpu_experts_sparse.cpp) ---
@@ -239,9 +241,10 @@ class CpuDevice final : public HostDevice {
   ExpertFinds& expert_finds(const ExpertGroup& g, int64_t t, int64_t piece, const ExpertPieces& pieces) const {
     return mixture_.finds.as<ExpertFinds>()[(g.first + t) * pieces.each + piece % pieces.each];
   }
-  void find_in_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t piece, int thread) const;
+  void find_in_expert(const ExpertGroup& group, float threshold, const ExpertPieces& pieces, int64_t piece,
+                      int thread) const;
   void sum_expert(const ExpertGroup& group, const ExpertPieces& pieces, int64_t begin, int64_t end) const;
-  void ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int32_t* n_active, float* y);
+  void ffn_experts_sparse(std::span<ExpertGroup> groups, const ExpertSet& set, int64_t T, float* y);
   // [n_listed]: the weights of the listed tokens.
   const float* expert_weights() const {
     return reinterpret_cast<const float*>(mixture_.tokens.as<int32_t>() + mixture_.n_listed);

@@ -4,6 +4,7 @@
 // of sums, whatever the pieces are and whoever computes them, and an expert's rows are read once for all its tokens.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/cpu_device.h"
@@ -125,7 +126,7 @@ void CpuDevice::expert_product(const Matrix& w, int64_t r0, int64_t n, const Ope
   product_dot(w, r0, n, in, y, ldy, false, thread);
 }
 
-void CpuDevice::expert_values(const ExpertGroup& g, int64_t r0, int64_t n, int thread) {
+void CpuDevice::expert_values(const ExpertGroup& g, float threshold, int64_t r0, int64_t n, int thread) {
   const FfnShard& s = g.expert->ffn;
   const Operand in{g.in, g.count, nullptr};
   float* const up = expert_scratch(thread, g.count * n);
@@ -136,7 +137,29 @@ void CpuDevice::expert_values(const ExpertGroup& g, int64_t r0, int64_t n, int t
     float* const u = s.up ? up + t * n : nullptr;
     if (s.gate_bias) k_.add(s.gate_bias.data + r0, n, value);
     if (u != nullptr && s.up_bias) k_.add(s.up_bias.data + r0, n, u);
-    k_.activate(static_cast<int>(s.act), s.act_threshold, value, u, s.up_relu, n, value);
+    if (threshold > 0) {
+      values_above(s, threshold, value, u, n);
+    } else {
+      k_.activate(static_cast<int>(s.act), s.act_threshold, value, u, s.up_relu, n, value);
+    }
+  }
+}
+
+// From gates and ups (or null) to values, in place of the gates.
+void CpuDevice::values_above(const FfnShard& s, float threshold, float* z, const float* up, int64_t n) const {
+  constexpr int64_t kAtOnce = 256;
+  std::array<float, kAtOnce> activation;
+  for (int64_t first = 0; first < n; first += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, n - first);
+    float* const value = z + first;
+    const auto activate = [&](const float* u, float* to) {
+      k_.activate(static_cast<int>(s.act), s.act_threshold, value, u, s.up_relu, count, to);
+    };
+    activate(nullptr, activation.data());
+    activate(up != nullptr ? up + first : nullptr, value);
+    for (int64_t i = 0; i < count; ++i) {
+      if (std::fabs(activation[static_cast<size_t>(i)]) <= threshold) value[i] = 0.0f;
+    }
   }
 }
 
@@ -231,13 +254,13 @@ void CpuDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, co
   }
   if (n_skipping > 0) {
     HEARTH_CHECK(n_skipping == std::ssize(groups), "some experts have down, others down_t");
-    return ffn_experts_sparse(groups, T, set.n_active, y);
+    return ffn_experts_sparse(groups, set, T, y);
   }
   const ExpertCuts cuts = cut(groups, T);
   const auto values = [&](int64_t piece, int64_t, int thread) {
     const ExpertGroup& g = groups[static_cast<size_t>(piece / cuts.each)];
     const int64_t r0 = piece % cuts.each * cuts.rows, n = std::min(cuts.rows, g.expert->ffn.n() - r0);
-    if (n > 0) expert_values(g, r0, n, thread);
+    if (n > 0) expert_values(g, set.threshold, r0, n, thread);
   };
   const auto quantize = [&](int64_t group, int64_t, int) {
     const ExpertGroup& g = groups[static_cast<size_t>(group)];

@@ -12,7 +12,8 @@
 namespace hearth::cpu {
 
 // Several tokens take their rows of up from a block at a time, which stays in a core's cache.
-void CpuDevice::find_in_expert(const ExpertGroup& g, const ExpertPieces& pieces, int64_t piece, int thread) const {
+void CpuDevice::find_in_expert(const ExpertGroup& g, float threshold, const ExpertPieces& pieces, int64_t piece,
+                               int thread) const {
   const FfnShard& s = g.expert->ffn;
   const int64_t first = pieces.begin(piece, g), last = std::min(first + pieces.rows, s.n());
   const int64_t block = g.count > 1 ? kFewRows : pieces.rows;
@@ -27,7 +28,7 @@ void CpuDevice::find_in_expert(const ExpertGroup& g, const ExpertPieces& pieces,
       int32_t* const ids = g.ids + t * s.n() + first + finds.n;
       float* const values = g.values + t * s.n() + first + finds.n;
       const int64_t found =
-          find_few(s, 0.0f, row_of(g.in, t, s.gate.cols), begin, {}, n, z + t * block, ids, values, up);
+          find_few(s, threshold, row_of(g.in, t, s.gate.cols), begin, {}, n, z + t * block, ids, values, up);
       int32_t kept = 0;
       for (int64_t i = 0; i < found; ++i) {
         ids[kept] = ids[i], values[kept] = values[i];
@@ -64,7 +65,7 @@ void CpuDevice::sum_expert(const ExpertGroup& g, const ExpertPieces& pieces, int
   }
 }
 
-void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int32_t* n_active, float* y) {
+void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, const ExpertSet& set, int64_t T, float* y) {
   HEARTH_CHECK(T <= kFewTokens, "{} tokens are not few", T);
   const int64_t n_embd = groups.front().expert->ffn.gate.cols, threads = team_.size(), n_groups = std::ssize(groups);
   auto* ids = mixture_.ids.as<int32_t>();
@@ -83,7 +84,7 @@ void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int
   const float* const weights = expert_weights();
 
   const auto find = [&](int64_t piece, int64_t, int thread) {
-    find_in_expert(groups[static_cast<size_t>(piece / pieces.each)], pieces, piece, thread);
+    find_in_expert(groups[static_cast<size_t>(piece / pieces.each)], set.threshold, pieces, piece, thread);
   };
   const auto down = [&](int64_t part, int64_t, int) {
     const int64_t begin = part % parts * columns;
@@ -106,7 +107,7 @@ void CpuDevice::ffn_experts_sparse(std::span<ExpertGroup> groups, int64_t T, int
   for (const ExpertGroup& g : groups) {
     for (int64_t t = 0; t < g.count; ++t) {
       for (int64_t piece = 0; piece < pieces.each; ++piece) {
-        n_active[tokens[g.first + t]] += expert_finds(g, t, piece, pieces).n_active;
+        set.n_active[tokens[g.first + t]] += expert_finds(g, t, piece, pieces).n_active;
       }
     }
   }

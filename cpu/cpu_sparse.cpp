@@ -80,8 +80,7 @@ void CpuDevice::multiply_up(const FfnShard& s, Act in, const Candidates& c, int6
   k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, n, c.near}, nullptr, s.up.cols,
                                 is_quantized(s.up.type) ? in.q8 : in.x, 0, 1, up, 0);
   for (int64_t i = 0; i < n; ++i) {
-    const float u = up[i] + (s.up_bias ? s.up_bias.data[ids[i]] : 0.0f);
-    values[i] = s.up_relu && !(u > 0.0f) ? 0.0f : values[i] * u;
+    values[i] *= up_factor(s, up[i] + (s.up_bias ? s.up_bias.data[ids[i]] : 0.0f));
   }
 }
 

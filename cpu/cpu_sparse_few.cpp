@@ -50,8 +50,7 @@ int64_t CpuDevice::find_few(const FfnShard& s, float threshold, Act in, int64_t 
   k_.dot_rows[index(s.up.type)]({s.up.data, s.up.row_size(), ids, found}, nullptr, s.up.cols,
                                 is_quantized(s.up.type) ? in.q8 : in.x, 0, 1, up, 0);
   for (int64_t i = 0; i < found; ++i) {
-    const float u = up[i] + (s.up_bias ? s.up_bias.data[ids[i]] : 0.0f);
-    values[i] = s.up_relu && !(u > 0.0f) ? 0.0f : values[i] * u;
+    values[i] *= up_factor(s, up[i] + (s.up_bias ? s.up_bias.data[ids[i]] : 0.0f));
   }
   return found;
 }

@@ -92,10 +92,13 @@ class HostDevice : public Device,
       const int64_t t = i / choice.n_named, n_embd = e.ffn.gate.cols;
       const Act row = row_of(in, t, n_embd);
       std::vector<float> sum(static_cast<size_t>(n_embd));
-      if (set.n_active != nullptr && e.ffn.down_t) {
+      if (e.ffn.down_t && (set.n_active != nullptr || set.threshold > 0)) {
         int32_t n_active = 0;
-        ffn_sparse(e.ffn, {.n_active = &n_active}, row, 1, e.down_bias, sum.data(), nullptr);
-        set.n_active[t] += n_active;
+        const SparseArgs sparse{.threshold = set.threshold, .n_active = &n_active};
+        ffn_sparse(e.ffn, sparse, row, 1, e.down_bias, sum.data(), nullptr);
+        if (set.n_active != nullptr) set.n_active[t] += n_active;
+      } else if (set.threshold > 0) {
+        ffn_above(e.ffn, set.threshold, row, e.down_bias, sum.data());
       } else {
         ffn_dense(e.ffn, row, 1, e.down_bias, sum.data(), nullptr);
       }
@@ -216,6 +219,11 @@ class HostDevice : public Device,
   Act row_of(Act a, int64_t t, int64_t n) const {
     return {a.x + t * n,
             a.q8 != nullptr ? static_cast<std::byte*>(a.q8) + static_cast<size_t>(t) * q8_bytes(n) : nullptr};
+  }
+
+  // The dense FFN of one token without the neurons whose |act(gate)| is at most `threshold`, for shards with down.
+  virtual void ffn_above(const FfnShard&, float /*threshold*/, Act, Vector /*y_bias*/, float* /*y*/) {
+    HEARTH_CHECK(false, "down projections are not transposed");
   }
 
   // The part of ffn_sparse() for neurons that another device would read over its link.

@@ -222,13 +222,19 @@ class ReferenceDevice final : public HostDevice {
   }
 
   void ffn_dense(const FfnShard& s, const Input& input, int64_t T, Vector y_bias, float* y, const NextNorm*) override {
-    const Act in = rows_of(input, T);
+    ffn_whole(s, -1.0f, rows_of(input, T), T, y_bias, y);
+  }
+  void ffn_above(const FfnShard& s, float threshold, Act in, Vector y_bias, float* y) override {
+    ffn_whole(s, threshold, in, 1, y_bias, y);
+  }
+  // Values of neurons whose |act(gate)| is at most `threshold` are zero.
+  void ffn_whole(const FfnShard& s, float threshold, Act in, int64_t T, Vector y_bias, float* y) {
     const int64_t n = s.n(), n_embd = s.gate.cols;
     HEARTH_CHECK(static_cast<bool>(s.down) != static_cast<bool>(s.down_t));
     std::vector<float> value(static_cast<size_t>(T * n));
     for (int64_t k = 0; k < n; ++k) {
       for (int64_t t = 0; t < T; ++t) {
-        value[static_cast<size_t>(t * n + k)] = neuron(s, k, static_cast<float>(gate(s, k, in, t)), in, t);
+        value[static_cast<size_t>(t * n + k)] = neuron(s, k, static_cast<float>(gate(s, k, in, t)), threshold, in, t);
       }
     }
     if (y_bias) add_bias(y_bias, T, y);
@@ -377,8 +383,9 @@ class ReferenceDevice final : public HostDevice {
   }
 
   // The value of neuron k whose gate's pre-activation is z.
-  static float neuron(const FfnShard& s, int64_t k, float z, Act in, int64_t t) {
-    return value_of(s, k, activate(s.act, s.act_threshold, z), in, t);
+  static float neuron(const FfnShard& s, int64_t k, float z, float threshold, Act in, int64_t t) {
+    const double g = activate(s.act, s.act_threshold, z);
+    return std::fabs(static_cast<float>(g)) <= threshold ? 0.0f : value_of(s, k, g, in, t);
   }
 
   // The same from the gate's activation.

@@ -85,7 +85,8 @@ void CudaDevice::ffn_experts(const ExpertSet& set, const ExpertChoice& choice, c
                 n_named,
                 0,
                 n_named - (set.shared ? 1 : 0),
-                static_cast<int>(n)};
+                static_cast<int>(n),
+                set.threshold};
   const bool together = some != nullptr && shared != nullptr && same_shape(some->ffn, shared->ffn);
   if (together) run.n_slots = n_named;
   if (some != nullptr) run.shape = some->ffn, run_experts(run, in.act, T, y);

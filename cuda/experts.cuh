@@ -25,8 +25,14 @@ struct ExpertRun {
   const int32_t* ids = nullptr;        // [T][n_named] of the choice
   const float* weights = nullptr;      // the same
   int n_named = 0, first_slot = 0, n_slots = 0;
-  int n_experts = 0;  // of the table
+  int n_experts = 0;       // of the table
+  float threshold = 0.0f;  // neurons whose |act(gate)| is at most this are zero
 };
+
+// A neuron's value from act(gate) and the factor beside it.
+__device__ __forceinline__ float value_above(float threshold, float gate, float up) {
+  return fabsf(gate) <= threshold ? 0.0f : gate * up;  // no numbers stay none
+}
 
 // --- experts_route.cu ---
 // From logits [T][n_expert], and, unless null, those of the shared expert [T], to the choice of each token.

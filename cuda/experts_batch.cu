@@ -227,11 +227,13 @@ __global__ void __launch_bounds__(kThreads) product_kernel(const __grid_constant
           if constexpr (kDown) {
             *reinterpret_cast<float2*>(a.sums + at + r) = {low, high};
           } else {
-            float v[2] = {neuron.gate(low, r), neuron.gate(high, r + 1)};
+            float up[2] = {1.0f, 1.0f};
             if (gated) {
-              v[0] *= neuron.up(sum[m][1][i].v[2 * half], r);
-              v[1] *= neuron.up(sum[m][1][i].v[2 * half + 1], r + 1);
+              up[0] = neuron.up(sum[m][1][i].v[2 * half], r);
+              up[1] = neuron.up(sum[m][1][i].v[2 * half + 1], r + 1);
             }
+            const float v[2] = {value_above(a.run.threshold, neuron.gate(low, r), up[0]),
+                                value_above(a.run.threshold, neuron.gate(high, r + 1), up[1])};
             *reinterpret_cast<unsigned*>(a.values + at + r) = pack_half2(finite_half(v[0]), finite_half(v[1]));
           }
         }

@@ -71,9 +71,10 @@ __global__ void __launch_bounds__(kGateUpWarps* kWarp, 2) gate_up_kernel(const _
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
     if (lane != r) continue;
-    float v = neuron.gate(dots.sum[0][r], first + r);
-    if constexpr (kGated) v *= neuron.up(dots.sum[1][r], first + r);
-    values[warp * kPerWarp + r] = v;
+    const float gate = neuron.gate(dots.sum[0][r], first + r);
+    float up = 1.0f;
+    if constexpr (kGated) up = neuron.up(dots.sum[1][r], first + r);
+    values[warp * kPerWarp + r] = value_above(a.run.threshold, gate, up);
   }
   __syncthreads();
   if (warp != 0) return;

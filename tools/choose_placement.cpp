@@ -220,7 +220,7 @@ offline::Planner make_planner(const model::Model& model, const PlanInputs& input
   request.thresholds = !inputs.thresholds.empty();
   if (inputs.sidecar != nullptr && !request.thresholds) offline::set_named_per_active(shape, *inputs.sidecar);
   if (inputs.sidecar != nullptr && request.sparsity != engine::Sparsity::off) {
-    offline::set_active_inside(shape, *inputs.sidecar);
+    offline::set_active_inside(shape, *inputs.sidecar, inputs.thresholds);
   }
   const model::Config& c = model.config();
   if (inputs.gpu_index) request.gpu_buckets = offline::read_gpu_index(*inputs.gpu_index, c.n_layer, c.n_ff);

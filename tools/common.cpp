@@ -108,10 +108,11 @@ void choose_predictors(model::Model& model, const model::Sidecar* sidecar, const
 }
 
 void add_transpose_down(CLI::App& sub, TransposeDownOptions& o) {
-  sub.add_flag("--transpose-down", o.wanted,
-               "Quantise ffn_down again, transposed, while loading, where another program's quantised file stores it "
-               "untransposed, and transpose that of ReLU experts: neurons can then be left out and divided; says what "
-               "that changes")
+  sub.add_flag(
+         "--transpose-down", o.wanted,
+         "Quantise ffn_down again, transposed, while loading, where another program's quantised file stores it "
+         "untransposed, and transpose that of experts, of ReLU families or under a threshold: neurons can then be "
+         "left out and divided; says what that changes")
       ->group("Model");
   std::vector<std::string> types;
   for (const DTypeTraits& t : all_traits()) {
@@ -351,7 +352,7 @@ void Session::start_divided(const ModelOptions& options) {
   const auto passed_ms = [&] {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   };
-  (void)model_->prepare_sparse();  // where it cannot be, the planner keeps layers whole
+  (void)model_->prepare_sparse(thresholded());  // where it cannot be, the planner keeps layers whole
   const double prepared = passed_ms();
   const bool stand_in = options.isa == "reference";
   if (!stand_in) gpu_ = options.gpu;

@@ -2,7 +2,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "engine/schedule.h"
 #include "engine/split_weights.h"
@@ -31,8 +33,12 @@ struct Options {
 };
 
 // The steps of each side, layer after layer.
-std::string schedule_text(const model::Model& m, const engine::Placement& placement) {
-  const engine::Schedule schedule(engine::layer_facts(m, placement));
+std::string schedule_text(const model::Model& m, const engine::Placement& placement, bool thresholds) {
+  std::vector<engine::LayerFacts> facts = engine::layer_facts(m, placement);
+  for (engine::LayerFacts& f : facts) {
+    if (f.experts && thresholds) f.selection = engine::Selection::gate;  // as the engine does
+  }
+  const engine::Schedule schedule(facts);
   std::string text;
   for (const engine::BatchKind kind : engine::kBatchKindList) {
     text += fmt::format("{}:\n{}\n", engine::to_string(kind), schedule.print(kind));
@@ -47,20 +53,26 @@ void plan(Options o) {
   o.request.vram_budget = choose_budget(o.vram_budget, o.machine, gpu, why);
   o.request.sparsity = engine::parse_sparsity(o.sparsity);
   model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down.chosen()});
-  if (!o.transpose_down.type.empty()) m.prepare_sparse();  // as a run does: rows of another type have another size
   const auto sidecar = model::Sidecar::find(m.file(), m.config(), o.sidecar);
   const model::Sidecar* statistics = sidecar ? &*sidecar : nullptr;
   choose_predictors(m, statistics, o.predictor);
-  set_machine(o.machine, gpu, m, o.request);
-  set_product_rate(o.machine, gpu, m, o.request);
   const bool predicts = o.sparsity == "auto" || o.sparsity == "predict";
   const ChosenThresholds thresholds = choose_thresholds(m, statistics, o.sparse_threshold, predicts);
+  // As a run does: rows of another type have another size, and neurons of experts are to be told apart.
+  const bool inside_experts =
+      m.config().experts && !thresholds.by_layer.empty() && o.request.sparsity != engine::Sparsity::off;
+  std::optional<std::string> reason;
+  if (!o.transpose_down.type.empty() || inside_experts) reason = m.prepare_sparse(inside_experts);
+  if (!reason && inside_experts) reason = m.why_experts_are_whole();
+  if (reason && inside_experts) fail("a threshold cannot leave out neurons of these experts: {}", *reason);
+  set_machine(o.machine, gpu, m, o.request);
+  set_product_rate(o.machine, gpu, m, o.request);
   const offline::Planner planner = make_planner(m, {statistics, thresholds.by_layer, o.gpu_index}, o.request);
   const offline::Plan result = planner.plan();
   const offline::Explanation explanation = offline::explain(planner, result);
   if (o.schedule) {
     if (m.config().ffn.sparse()) m.prepare_sparse();  // as a run does
-    write_out(schedule_text(m, result.placement));
+    write_out(schedule_text(m, result.placement, inside_experts));
   } else if (o.json) {
     write_json(offline::plan_json(planner, result, explanation));
   } else {

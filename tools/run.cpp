@@ -66,7 +66,7 @@ void print_skipped(Session& session, const RunOptions& o) {
   if (std::isnan(density) || !session.thresholded()) return;
   std::string line = fmt::format("{:.2f} % of the neurons, by a threshold", 100 * (1 - density));
   const auto sidecar = model::Sidecar::find(session.model().file(), session.model().config(), o.model.sidecar);
-  if (sidecar && sidecar->has_statistics() && sidecar->statistics.threshold == 0) {
+  if (sidecar && sidecar->has_statistics() && sidecar->statistics.threshold == 0 && !sidecar->has_mixtures()) {
     double active = 0;
     const size_t n_layer = sidecar->statistics.layers.size();
     for (size_t l = 0; l < n_layer; ++l) active += sidecar->statistics.density(l) / static_cast<double>(n_layer);

@@ -125,7 +125,9 @@ std::string Session::sparsity_reason_alone(const ModelOptions& options) {
     return fmt::format("approximate: {} is left out; --predictor none does without predictors", left_out);
   }
   if (engine_->sparsity() != engine::Sparsity::off) {
-    if (!thresholds_.words.empty()) return "approximate: " + thresholds_.words;
+    const bool whole = on_gpu() && !planned() && model_->config().experts;
+    if (!thresholds_.words.empty())
+      return "approximate: " + thresholds_.words + (whole ? ", which the GPU applies and is no faster by" : "");
     return ffn.sparse() ? fmt::format("{} gates are exactly zero for many neurons", ffn.activation) : "as asked";
   }
   if (options.sparsity == "off") return "as asked";

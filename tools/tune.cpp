@@ -125,7 +125,7 @@ void measure(model::Model& m, Device& device, const Parts& parts, offline::TuneR
   speed(result.chosen);
 }
 
-std::string flags_to_copy(const Options& o, const offline::CurveSetting& chosen) {
+std::string flags_to_copy(const Options& o, bool mixture, const offline::CurveSetting& chosen) {
   std::string flags = fmt::format("hearth run -m {}", o.model);
   const TransposeDownOptions& t = o.transpose_down;
   if (t.wanted) flags += " --transpose-down";
@@ -133,8 +133,8 @@ std::string flags_to_copy(const Options& o, const offline::CurveSetting& chosen)
   if (t.cached) flags += " --transpose-down-cache";
   if (o.sidecar) flags += fmt::format(" --sidecar {}", *o.sidecar);
   if (o.vram_budget && *o.vram_budget > 0) flags += fmt::format(" --vram-budget {}", *o.vram_budget);
-  return flags + " --sparsity exact" +  // what was measured: no predictor leaves out more
-         (chosen.global ? fmt::format(" --sparse-threshold {}", *chosen.global) : " --sparse-threshold sidecar");
+  if (!mixture) flags += " --sparsity exact";  // what was measured: no predictor leaves out more
+  return flags + (chosen.global ? fmt::format(" --sparse-threshold {}", *chosen.global) : " --sparse-threshold sidecar");
 }
 
 void tune(Options o) {
@@ -142,7 +142,7 @@ void tune(Options o) {
   if (!o.max_ppl_increase.empty()) o.request.goal.max_ppl_increase = parse_percent(o.max_ppl_increase);
   model::Model m = model::Model::load(o.model, {o.activation, o.transpose_down.chosen()});
   if (o.transpose_down.wanted) {
-    if (const auto reason = m.prepare_sparse()) fail("thresholds cannot be tuned with this file: {}", *reason);
+    if (const auto reason = m.prepare_sparse(true)) fail("thresholds cannot be tuned with this file: {}", *reason);
   }
   const std::filesystem::path sidecar_path =
       o.sidecar ? std::filesystem::path(*o.sidecar) : model::sidecar_path(o.model);
@@ -183,13 +183,14 @@ void tune(Options o) {
                                      parts.fit.targets(), parts.validation.targets()};
   const nlohmann::json record = offline::tune_record(*result, o.request, context);
   sidecar.thresholds = model::TunedThresholds{result->chosen.thresholds, record.dump(),
-                                              std::move(result->chosen_active), result->counted_tokens};
+                                              std::move(result->chosen_active), result->counted_tokens,
+                                              std::move(result->chosen_inside)};
   sidecar.write(sidecar_path);
   if (o.json) {
     write_json(record);
   } else {
     write_out(offline::tune_table(*result));
-    write_out(flags_to_copy(o, result->chosen) + "\n");
+    write_out(flags_to_copy(o, static_cast<bool>(m.config().experts), result->chosen) + "\n");
   }
   log::info("thresholds by layer written to '{}'", sidecar_path.string());
 }

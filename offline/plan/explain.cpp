@@ -244,7 +244,7 @@ std::string plan_table(const Planner& planner, const Plan& plan, const Explanati
   } else if (plan.placement.vram_budget > 0) {
     out += "\nThe CPU alone is at least as fast as handing work over to the GPU within this budget.\n";
   }
-  return out + "\n" + totals(planner, plan, explanation);
+  return out + "\n" + inside_experts(planner) + totals(planner, plan, explanation);
 }
 
 json plan_json(const Planner& planner, const Plan& plan, const Explanation& e) {

@@ -89,6 +89,20 @@ std::string why_experts(const Planner& planner, const Plan& plan) {
   return out;
 }
 
+std::string inside_experts(const Planner& planner) {
+  double least = 1, most = 0;
+  for (const LayerShape& l : planner.shape().layers) {
+    if (!l.experts) continue;
+    const double active = l.skippable_bytes > 0 ? l.active_inside : 1;
+    least = std::min(least, active), most = std::max(most, active);
+  }
+  if (least == 1) return "";
+  const std::string share = most - least < 0.005 ? fmt::format("{:.0f} %", 100 * most)
+                                                 : fmt::format("{:.0f} to {:.0f} %", 100 * least, 100 * most);
+  return fmt::format("inside experts: {} of the neurons are active; the CPU reads those alone, a GPU whole experts\n",
+                     share);
+}
+
 nlohmann::json experts_json(const Planner& planner, const Plan& plan, size_t layer) {
   const ExpertRow row = row_of(planner, plan, layer);
   return {{"experts", row.experts},

@@ -15,6 +15,8 @@ bool has_experts(const Planner& planner);
 std::string expert_rows(const Planner& planner, const Plan& plan);
 // In a sentence: how many are on the GPU, and what they make.
 std::string why_experts(const Planner& planner, const Plan& plan);
+// A line: of the neurons of a token's experts, those that are active; empty where nothing is known to be left out.
+std::string inside_experts(const Planner& planner);
 nlohmann::json experts_json(const Planner& planner, const Plan& plan, size_t layer);
 
 // The budget in bytes from which on one more GiB brings less than kWorthPerGib of tokens/s: of budgets in steps of a

@@ -14,21 +14,16 @@ bool all_are(std::span<const float> thresholds, float value) {
   return std::all_of(thresholds.begin(), thresholds.end(), [&](float t) { return t == value; });
 }
 
-Frequencies of_counts(const std::vector<std::vector<uint64_t>>& active, uint64_t tokens) {
+Frequencies of_counts(const ModelShape& shape, const model::TunedThresholds& tuned) {
   Frequencies f;
   f.known = true;
-  f.source = fmt::format("hearth tune, {} tokens under these thresholds", tokens);
-  for (const std::vector<uint64_t>& layer : active) {
-    std::vector<double>& p = f.p.emplace_back();
-    for (const uint64_t n : layer) p.push_back(static_cast<double>(n) / static_cast<double>(tokens));
+  f.source = fmt::format("hearth tune, {} tokens under these thresholds", tuned.tokens);
+  for (size_t l = 0; l < tuned.active.size(); ++l) {
+    std::vector<double> p;
+    for (const uint64_t n : tuned.active[l]) p.push_back(static_cast<double>(n) / static_cast<double>(tuned.tokens));
+    f.p.push_back(shape.layers[l].experts ? with_shared(shape.layers[l], std::move(p)) : std::move(p));
   }
   return f;
-}
-
-// A router's choices, and the shared expert, which all tokens use.
-std::vector<double> with_shared(const LayerShape& shape, std::vector<double> routed) {
-  if (shape.shared_expert) routed.push_back(1);
-  return routed;
 }
 
 // Every expert is chosen equally often.
@@ -49,43 +44,53 @@ Frequencies of_profile(const ModelShape& shape, const model::Statistics& statist
   return f;
 }
 
-// The density at one threshold for all layers over that without any, on the curve that tuning measured; beyond its end,
-// that of its end. nullopt: there is no curve.
-std::optional<double> density_left(const model::TunedThresholds& tuned, double threshold) {
-  try {
-    const nlohmann::json curve = nlohmann::json::parse(tuned.record).at("global");
-    double below_t = 0, below_density = 0, first = 0;
-    for (const nlohmann::json& point : curve) {
-      const auto t = point.at("threshold").get<double>(), density = point.at("validation").at("density").get<double>();
-      if (!(density > 0)) return std::nullopt;
-      if (&point == &curve.front()) first = density;
-      if (t >= threshold) {
-        const double share = t > below_t ? (threshold - below_t) / (t - below_t) : 0;
-        return (below_density + share * (density - below_density)) / first;
-      }
-      below_t = t, below_density = density;
+// The density at `threshold` over that of the curve's beginning.
+std::optional<double> density_left(const nlohmann::json& curve, double threshold) {
+  double below_t = 0, below_density = 0, first = 0;
+  for (const nlohmann::json& point : curve) {
+    const auto t = point.at("threshold").get<double>(), density = point.at("validation").at("density").get<double>();
+    if (!(density > 0)) return std::nullopt;
+    if (&point == &curve.front()) first = density;
+    if (t >= threshold) {
+      const double share = t > below_t ? (threshold - below_t) / (t - below_t) : 0;
+      return (below_density + share * (density - below_density)) / first;
     }
-    return curve.empty() ? std::nullopt : std::optional(below_density / first);
+    below_t = t, below_density = density;
+  }
+  return curve.empty() ? std::nullopt : std::optional(below_density / first);
+}
+
+}  // namespace
+
+std::vector<double> with_shared(const LayerShape& layer, std::vector<double> routed) {
+  if (layer.shared_expert) routed.push_back(1);
+  return routed;
+}
+
+const model::TunedThresholds* tuned_for(const model::Sidecar* sidecar, std::span<const float> thresholds) {
+  if (all_are(thresholds, 0.0f) || sidecar == nullptr || !sidecar->thresholds) return nullptr;
+  const model::TunedThresholds& tuned = *sidecar->thresholds;
+  return tuned.tokens > 0 && std::ranges::equal(tuned.by_layer, thresholds) ? &tuned : nullptr;
+}
+
+std::optional<double> density_left(const model::Sidecar* sidecar, std::span<const float> thresholds) {
+  if (all_are(thresholds, 0.0f) || sidecar == nullptr || !sidecar->thresholds) return std::nullopt;
+  if (!all_are(thresholds, thresholds.front())) return std::nullopt;
+  try {
+    const nlohmann::json record = nlohmann::json::parse(sidecar->thresholds->record);
+    return density_left(record.at("global"), static_cast<double>(thresholds.front()));
   } catch (const nlohmann::json::exception& e) {
     fail("the sidecar's record of tuning cannot be read ({}); make it again with `hearth tune`", e.what());
   }
 }
 
-}  // namespace
-
 Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar, std::span<const float> thresholds) {
   const bool measured = sidecar != nullptr && sidecar->has_statistics();
-  const bool none = all_are(thresholds, 0.0f);
-  const model::TunedThresholds* tuned = sidecar != nullptr && sidecar->thresholds ? &*sidecar->thresholds : nullptr;
-  if (!none && tuned != nullptr && tuned->tokens > 0 && std::ranges::equal(tuned->by_layer, thresholds)) {
-    return of_counts(tuned->active, tuned->tokens);
-  }
+  if (const model::TunedThresholds* tuned = tuned_for(sidecar, thresholds)) return of_counts(shape, *tuned);
   Frequencies f = measured ? of_profile(shape, sidecar->statistics)
                            : uniform_frequencies(shape, shape.sparse_family ? kAssumedDensity : 1.0);
-  if (none || (measured && all_are(thresholds, sidecar->statistics.threshold))) return f;
-  const bool same = all_are(thresholds, thresholds.front());
-  const auto left =
-      same && tuned != nullptr ? density_left(*tuned, static_cast<double>(thresholds.front())) : std::nullopt;
+  if (all_are(thresholds, 0.0f) || (measured && all_are(thresholds, sidecar->statistics.threshold))) return f;
+  const std::optional<double> left = density_left(sidecar, thresholds);
   if (!left) {
     f.source += "; not under these thresholds, which leave fewer (`hearth tune` measures how many)";
     return f;

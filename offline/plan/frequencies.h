@@ -1,5 +1,6 @@
 #pragma once
 // How often each neuron is active, and each expert is chosen: what a plan weighs them by.
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,14 @@ struct Frequencies {
 // it is, an upper bound, as its source then says. Throws Error when the sidecar's record of tuning cannot be read.
 Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar,
                            std::span<const float> thresholds = {});
+
+// What tuning counted under exactly these thresholds; null: they are none, or others.
+const model::TunedThresholds* tuned_for(const model::Sidecar* sidecar, std::span<const float> thresholds);
+// Of the neurons that are active without thresholds, the share that one threshold for all layers leaves, on the curve
+// that tuning measured; beyond its end, that of its end. nullopt: there is no curve, or they are several.
+std::optional<double> density_left(const model::Sidecar* sidecar, std::span<const float> thresholds);
+// A router's choices, and behind them the layer's shared expert, which all tokens use.
+std::vector<double> with_shared(const LayerShape& layer, std::vector<double> routed);
 
 // The same for every neuron: what is assumed of a ReLU model without a profile, and 1 for the other families. Experts
 // are chosen equally often; the shared one is used by every token.

@@ -5,6 +5,7 @@
 #include "engine/kv_cache.h"
 #include "engine/placement.h"
 #include "model/predictors.h"
+#include "offline/plan/frequencies.h"
 
 namespace hearth::offline {
 namespace {
@@ -178,11 +179,16 @@ void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar) {
   }
 }
 
-void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar) {
-  if (!shape.sparse_family) return;
+void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar, std::span<const float> thresholds) {
+  if (std::ranges::none_of(shape.layers, &LayerShape::experts)) return;
+  const model::TunedThresholds* const tuned = tuned_for(&sidecar, thresholds);
+  const double left = tuned != nullptr ? 1.0 : density_left(&sidecar, thresholds).value_or(1);
   for (size_t l = 0; l < shape.layers.size(); ++l) {
-    shape.layers[l].active_inside = sidecar.statistics.layers[l].inside.mean().value_or(1);
-    shape.layers[l].inside = sidecar.statistics.layers[l].inside_counts;
+    if (!shape.layers[l].experts) continue;
+    double& active = shape.layers[l].active_inside;
+    active = left * (shape.sparse_family ? sidecar.statistics.layers[l].inside.mean().value_or(1) : 1.0);
+    if (tuned != nullptr && !tuned->inside.empty()) active = tuned->inside[l].mean().value_or(active);
+    if (shape.sparse_family) shape.layers[l].inside = sidecar.statistics.layers[l].inside_counts;
   }
 }
 

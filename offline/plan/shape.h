@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,8 @@ ModelShape shape_of(const model::Model& model, const MatrixBytes& gpu_bytes = by
 // Sets named_per_active: of predictors that the sidecar holds, as measured when they were made; of others, as the
 // profile found on a few tokens.
 void set_named_per_active(ModelShape& shape, const model::Sidecar& sidecar);
-// Sets active_inside and inside of mixtures of ReLU families, as the profile counted them.
-void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar);
+// Sets active_inside of mixtures: under `thresholds`, by layer or none, as tuning counted it; of ReLU families without
+// any as the profile did. And `inside` of ReLU families, as the profile counted it.
+void set_active_inside(ModelShape& shape, const model::Sidecar& sidecar, std::span<const float> thresholds = {});
 
 }  // namespace hearth::offline

@@ -36,6 +36,11 @@ float NeuronRule::activate(float z) const {
   return 0;
 }
 
+float NeuronRule::up_factor(float u) const {
+  if (act == Activation::clamped_silu) return std::clamp(u, -act_threshold, act_threshold) + 1.0f;
+  return up_relu ? std::max(0.0f, u) : u;
+}
+
 ActivationCounter::ActivationCounter(ThreadTeam& team, const NeuronRule& rule, std::vector<float> down_norms)
     : team_(team), rule_(rule), down_norms_(std::move(down_norms)), last_active_(down_norms_.size(), kNever) {}
 
@@ -73,7 +78,7 @@ void ActivationCounter::add_piece(const float* gate, const float* up, int64_t T,
       if (!(std::fabs(a) > rule_.threshold)) continue;
       const auto n = static_cast<size_t>(i);
       float value = a;
-      if (up != nullptr) value *= rule_.up_relu ? std::max(0.0f, up[t * n_ff + i]) : up[t * n_ff + i];
+      if (up != nullptr) value *= rule_.up_factor(up[t * n_ff + i]);
       ++stats.active[n];
       stats.impact[n] += static_cast<double>(std::fabs(value)) * down_norms_[n];
       ++o.active;

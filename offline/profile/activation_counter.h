@@ -17,6 +17,7 @@ struct NeuronRule {
   bool up_relu = false;
   float threshold = 0.0f;  // active: |act(gate)| > threshold
   float activate(float z) const;
+  float up_factor(float u) const;  // what act(gate) is multiplied with
 };
 
 class ActivationCounter {

@@ -9,7 +9,8 @@ double measure_decode(model::Model& model, Device& device, const Thresholds& thr
                       std::span<const int32_t> prompt, int64_t n) {
   engine::EngineOptions options;
   options.n_ctx = static_cast<int64_t>(prompt.size()) + n + 1;
-  options.sparsity = engine::Sparsity::exact;
+  // Mixtures have no predictors, and without a threshold nothing of most is left out.
+  options.sparsity = model.config().experts ? engine::Sparsity::auto_ : engine::Sparsity::exact;
   options.layer_thresholds = thresholds;
   engine::Engine engine(model, device, options);
   engine::Sequence text = engine.sequence();

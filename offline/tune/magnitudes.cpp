@@ -59,11 +59,12 @@ MagnitudeHistogram& MagnitudeHistogram::operator+=(const MagnitudeHistogram& oth
   return *this;
 }
 
-ThresholdCounts::ThresholdCounts(std::vector<float> thresholds, int64_t n_ff)
+ThresholdCounts::ThresholdCounts(std::vector<float> thresholds, int64_t n_ff, int64_t n_expert)
     : thresholds_(std::move(thresholds)),
       n_ff_(n_ff),
       counts_(static_cast<size_t>(n_ff) * (thresholds_.size() + 1)),
-      energy_(counts_.size()) {
+      energy_(counts_.size()),
+      chosen_(static_cast<size_t>(n_expert)) {
   HEARTH_CHECK(std::is_sorted(thresholds_.begin(), thresholds_.end()));
 }
 
@@ -80,7 +81,14 @@ void ThresholdCounts::add(const float* activation, const float* value, const flo
   }
 }
 
+void ThresholdCounts::add_choice(std::span<const int32_t> ids) {
+  for (const int32_t id : ids) {
+    if (static_cast<size_t>(id) < chosen_.size()) ++chosen_[static_cast<size_t>(id)];
+  }
+}
+
 std::vector<uint64_t> ThresholdCounts::active(size_t k) const {
+  if (!chosen_.empty()) return chosen_;
   const size_t width = thresholds_.size() + 1;
   std::vector<uint64_t> above(static_cast<size_t>(n_ff_));
   for (size_t i = 0; i < above.size(); ++i) {
@@ -97,9 +105,10 @@ std::vector<double> ThresholdCounts::frequencies(size_t k) const {
 }
 
 double ThresholdCounts::density(size_t k) const {
-  double sum = 0;
-  for (const double f : frequencies(k)) sum += f;
-  return sum / static_cast<double>(n_ff_);
+  const size_t width = thresholds_.size() + 1;
+  uint64_t above = 0;
+  for (size_t i = 0; i < counts_.size(); ++i) above += i % width > k ? counts_[i] : 0;
+  return tokens_ > 0 ? static_cast<double>(above) / (static_cast<double>(tokens_) * static_cast<double>(n_ff_)) : 0;
 }
 
 double ThresholdCounts::dropped_energy(size_t k) const {

@@ -27,11 +27,13 @@ class MagnitudeHistogram {
   uint64_t total_ = 0, zeros_ = 0;
 };
 
-// For one layer and its thresholds, ascending: what the tokens so far say about each neuron.
+// For one layer and its thresholds, ascending: what the tokens so far say about each neuron. Of a mixture neuron i is the
+// i-th of those of a token's experts, one expert behind the other.
 class ThresholdCounts {
  public:
   ThresholdCounts() = default;
-  ThresholdCounts(std::vector<float> thresholds, int64_t n_ff);
+  // n_expert: of a mixture, the experts that its router chooses from.
+  ThresholdCounts(std::vector<float> thresholds, int64_t n_ff, int64_t n_expert = 0);
   const std::vector<float>& thresholds() const { return thresholds_; }
   uint64_t tokens() const { return tokens_; }
 
@@ -39,11 +41,14 @@ class ThresholdCounts {
   // neuron's down row. Different ranges may be added from different threads.
   void add(const float* activation, const float* value, const float* down_norms, int64_t begin, int64_t end);
   void add_tokens(int64_t n) { tokens_ += static_cast<uint64_t>(n); }
+  // Of a mixture: the experts of any number of tokens; ids from n_expert on (the shared expert) are not counted.
+  void add_choice(std::span<const int32_t> ids);
 
-  // The tokens for which each neuron exceeds threshold k, [n_ff], and their share of all.
+  // The tokens for which each neuron exceeds threshold k, [n_ff], or of a mixture those that chose each expert,
+  // [n_expert], whatever k is; and their share of all.
   std::vector<uint64_t> active(size_t k) const;
   std::vector<double> frequencies(size_t k) const;
-  double density(size_t k) const;
+  double density(size_t k) const;  // of the neurons
   // Mean over tokens of the sum of (|value| * ||down row||)^2 of the neurons at or below threshold k: the energy that
   // is taken from the layer's output, if the neurons' contributions are orthogonal.
   double dropped_energy(size_t k) const;
@@ -55,6 +60,7 @@ class ThresholdCounts {
   // [n_ff][n + 1]: values in (thresholds[k - 1], thresholds[k]]; the last: above all.
   std::vector<uint32_t> counts_;
   std::vector<double> energy_;
+  std::vector<uint64_t> chosen_;  // [n_expert]
 };
 
 }  // namespace hearth::offline

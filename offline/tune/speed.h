@@ -25,6 +25,9 @@ class SpeedModel {
 
  private:
   Frequencies frequencies(const std::vector<size_t>& choice) const;
+  std::vector<double> frequencies(size_t layer, size_t k) const;
+  // The layer under its threshold k: of experts, fewer neurons are read.
+  LayerShape layer_under(size_t layer, size_t k) const;
   double layer_seconds(size_t layer, size_t k) const;
 
   ModelShape shape_;

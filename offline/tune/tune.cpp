@@ -49,8 +49,8 @@ class Tuner {
         shape_(std::move(shape)),
         keep_going_(keep_going),
         state_(request.state, request.key),
-        n_layer_(model.weights().layers.size()),
-        n_ff_(model.config().n_ff) {
+        weights_(model.weights()),
+        n_layer_(weights_.layers.size()) {
     // Two dense passes, the global sweep, a probe of each layer, the path, and a few steps of the search.
     progress_.total = static_cast<int64_t>(fit.windows.size() * (2 + kLevels.size() + n_layer_ + kPathPoints + 4) +
                                            validation.windows.size() * (kLevels.size() + kPathPoints + 3));
@@ -151,7 +151,8 @@ class Tuner {
       thresholds.insert(thresholds.end(), own.begin(), own.end());
       std::sort(thresholds.begin(), thresholds.end());
       thresholds.erase(std::unique(thresholds.begin(), thresholds.end()), thresholds.end());
-      counts_.emplace_back(std::move(thresholds), n_ff_);
+      const int64_t n_expert = weights_.layers[l].router.routing.n_expert;  // of a dense layer none
+      counts_.emplace_back(std::move(thresholds), evaluator_.device().n_neurons(l), n_expert);
       own_.push_back(std::move(own));
     }
     evaluator_.device().observe(&counts_);
@@ -333,8 +334,14 @@ class Tuner {
 
   void count_chosen(TuneResult& result) const {
     result.counted_tokens = counts_.front().tokens();
-    for (size_t l = 0; l < n_layer_; ++l)
-      result.chosen_active.push_back(counts_[l].active(index_of(l, result.chosen.thresholds[l])));
+    for (size_t l = 0; l < n_layer_; ++l) {
+      const size_t k = index_of(l, result.chosen.thresholds[l]);
+      result.chosen_active.push_back(counts_[l].active(k));
+      if (!weights_.layers[l].router) continue;
+      result.chosen_inside.resize(n_layer_);
+      const uint64_t tokens = counts_[l].tokens();
+      result.chosen_inside[l] = {counts_[l].density(k) * static_cast<double>(tokens), tokens};
+    }
   }
 
   Evaluator evaluator_;
@@ -344,8 +351,8 @@ class Tuner {
   ModelShape shape_;
   const std::function<bool(const TuneProgress&)>& keep_going_;
   TuneState state_;
+  const model::Weights& weights_;
   size_t n_layer_;
-  int64_t n_ff_;
   TuneProgress progress_;
   Clock::time_point saved_ = Clock::now();
   std::vector<float> global_;            // thresholds for all layers, ascending, without 0

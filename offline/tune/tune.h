@@ -21,6 +21,7 @@
 #include "core/device.h"
 #include "core/thread_team.h"
 #include "model/model.h"
+#include "model/sidecar.h"
 #include "offline/plan/planner.h"
 #include "offline/tune/evaluate.h"
 #include "offline/tune/texts.h"
@@ -62,10 +63,12 @@ struct TuneResult {
   std::vector<CurveSetting> layered;  // along the greedy path, its start first
   size_t global_knee = 0, layered_knee = 0;
   CurveSetting chosen;
-  std::vector<std::vector<uint64_t>> chosen_active;  // [n_layer][n_ff] tokens of the dense model that exceed `chosen`
-  uint64_t counted_tokens = 0;                       // of how many
-  std::string chosen_by;                             // in words: which bound or knee, which family of thresholds
-  int steps_back = 0;                                // because the bound did not hold on validation
+  // Of the dense model under `chosen`, as TunedThresholds has them.
+  std::vector<std::vector<uint64_t>> chosen_active;
+  std::vector<model::MeanShare> chosen_inside;  // of mixtures
+  uint64_t counted_tokens = 0;
+  std::string chosen_by;  // in words: which bound or knee, which family of thresholds
+  int steps_back = 0;     // because the bound did not hold on validation
 };
 
 // `keep_going` is asked after every window; when it answers false, what was measured is saved and nullopt returned.

@@ -71,9 +71,11 @@ struct ExpertSet {
   std::span<const Expert> experts;
   bool shared = false;          // the last one is named for every token
   const void* table = nullptr;  // what ExpertFfn::adopt_experts() made of them
+  // A neuron whose |act(gate)| is at most this adds nothing, whichever device has its expert.
+  float threshold = 0.0f;
   // Out [T], or null: every neuron is computed. Otherwise T is kFewTokens at most, and devices that take down_t evaluate
-  // the gates of experts that have it, then up and down of the active neurons, those whose act(gate) is not zero, and
-  // say how many of each token's are.
+  // the gates of experts that have it, then up and down of the active neurons, those above the threshold, and say how
+  // many of each token's are.
   int32_t* n_active = nullptr;
   ExpertSet(std::span<const Expert> all, bool has_shared = false, const void* adopted = nullptr)
       : experts(all), shared(has_shared), table(adopted) {}

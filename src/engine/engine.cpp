@@ -59,25 +59,28 @@ bool computes_down_t(Device& device) {
 }
 
 // Why neurons inside experts cannot be left out; nothing where they can, and the model is ready for it then.
-std::optional<std::string> why_experts_are_whole(model::Model& model, Device& main, bool divided) {
+std::optional<std::string> why_experts_are_whole(model::Model& model, Device& main, bool divided, bool thresholds) {
   const model::FfnDescription& ffn = model.config().ffn;
-  if (!ffn.sparse()) return fmt::format("{} is never exactly zero", ffn.activation);
-  if (!divided && !computes_down_t(main)) return fmt::format("{} computes every neuron of an expert", main.name());
-  if (auto reason = model.prepare_sparse()) return reason;
-  return model.why_experts_are_whole();
+  const bool whole = !divided && !computes_down_t(main);
+  if (!ffn.sparse() && !thresholds) return fmt::format("{} is never exactly zero", ffn.activation);
+  if (whole && !thresholds) return fmt::format("{} computes every neuron of an expert", main.name());
+  if (auto reason = model.prepare_sparse(thresholds && !whole)) return reason;
+  // A device that computes whole experts takes neurons below a threshold as zero.
+  return whole ? std::nullopt : model.why_experts_are_whole();
 }
 
 Sparsity choose_sparsity(model::Model& model, const EngineOptions& options, Device& main, bool divided) {
   const Sparsity asked = options.sparsity;
   const bool predictors = has_predictors(model);
-  const bool lossless = model.config().ffn.sparse() || approximates(options);
+  const bool thresholds = approximates(options), lossless = model.config().ffn.sparse() || thresholds;
   if (asked == Sparsity::predict && !predictors) {
     fail("--sparsity predict needs predictors, and this model has none; make them with `hearth predictor fit`");
   }
   if (asked == Sparsity::off) return Sparsity::off;
   if (model.config().experts) {
-    const auto reason = why_experts_are_whole(model, main, divided);
+    const auto reason = why_experts_are_whole(model, main, divided, thresholds);
     if (!reason) return Sparsity::exact;
+    if (thresholds) fail("a threshold cannot leave out neurons of these experts: {}", *reason);
     if (asked == Sparsity::auto_) return Sparsity::off;
     fail("neurons inside experts cannot be left out: {}; run with --sparsity off or auto", *reason);
   }
@@ -198,6 +201,7 @@ void Engine::divide(const Division& division, int64_t n_batch) {
   for (LayerFacts& f : facts) {
     f.hinted = f.hinted && options_.look_ahead;
     if (f.experts) f.streamable = f.streamable && options_.copy_weights;
+    if (f.experts && approximates(options_)) f.selection = Selection::gate;  // on either side
     f.foreseen = f.foreseen && options_.look_ahead;
     if (sparsity_ == Sparsity::off) f.selection = Selection::all, f.hinted = f.linked = f.all_linked = false;
   }

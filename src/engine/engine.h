@@ -34,7 +34,8 @@ struct EngineOptions {
   int64_t n_batch = 512;    // tokens evaluated at once
   int64_t n_sequences = 1;  // of n_ctx positions, that the KV cache has pages for
   Sparsity sparsity = Sparsity::auto_;
-  float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result
+  float sparse_threshold = 0.0f;        // a neuron is active when |act(gate)| > threshold; above 0 changes the result.
+                                        // Of experts, too, wherever they are
   std::vector<float> layer_thresholds;  // [n_layer], instead of sparse_threshold; empty: that one for every layer
   int64_t stream_tokens = 32;  // of a divided model: batches of at least this many tokens compute the CPU's neurons on
                                // the main device, streaming their rows to it, or some of its experts beside the CPU; 0

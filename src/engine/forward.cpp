@@ -161,7 +161,7 @@ void Forward::route(int64_t l, Reads reads, const float* x) const {
 void Forward::ffn_experts(int64_t l, const ExpertChoice& choice, const Input& in, bool skips, float* y) const {
   const LayerWeights& w = layer(l);
   ExpertSet set{w.experts, w.router.shared, w.expert_table};
-  if (skips) set.n_active = c_.act.n_active + l * kFewTokens;
+  if (skips) set.threshold = c_.thresholds.of(l), set.n_active = c_.act.n_active + l * kFewTokens;
   c_.device.expert_ffn()->ffn_experts(set, choice, in, shape_.T, y);
 }
 

@@ -67,7 +67,8 @@ class Forward {
 
   // The experts of every token -> act.choice().
   void route(int64_t layer, Reads reads, const float* x) const;
-  // y += the weighted sum of the chosen experts that this device has; `skips`: without neurons that are zero, counted.
+  // y += the weighted sum of the chosen experts that this device has; `skips`: without neurons that are not active,
+  // counted.
   void ffn_experts(int64_t layer, const ExpertChoice& choice, const Input& in, bool skips, float* y) const;
 
   // The input of an operation of this layer's FFN. x: the residual stream.

@@ -104,7 +104,7 @@ struct Route {
 };  // both sides: the experts of every token
 struct Experts {
   Reads reads;
-  bool skips = false;      // neurons that are zero
+  bool skips = false;      // neurons that are not active
   bool that_stay = false;  // host: without those that visit the main device (engine/share_out.h)
 };                         // both sides: += the chosen experts that the side has
 struct Post {

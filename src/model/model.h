@@ -157,8 +157,8 @@ class Model {
   // quantised standard `ffn_down` is quantised again, if LoadOptions::transpose_down asks for it; otherwise the reason
   // is returned and nothing changes. The transposed copy replaces the mapped original, whose pages are released.
   // Experts, which may be larger than memory, get theirs where LoadOptions::transpose_down asks for it and their
-  // activation is of the ReLU family.
-  std::optional<std::string> prepare_sparse();
+  // neurons are left out: those of ReLU families that are zero, or, `thresholds`, those below one.
+  std::optional<std::string> prepare_sparse(bool thresholds = false);
   // After it: why the experts have no transposed down projections; nothing where they have.
   std::optional<std::string> why_experts_are_whole() const;
   // The file's own down projection [n_embd][n] of an expert, which prepare_sparse() has replaced, or an empty one.
@@ -182,7 +182,7 @@ class Model {
   void release_tensors(const std::string& prefix) const;
   // Down projections that are transposed together, of a dense layer or of a mixture's experts (prepare_sparse.cpp).
   struct Downs;
-  std::vector<Downs> standard_downs();
+  std::vector<Downs> standard_downs(bool thresholds);
   void replace(const Downs& made);
   bool map_transposed(std::span<const Downs> downs);
   void transpose_all(std::span<Downs> downs);

@@ -45,7 +45,7 @@ std::optional<std::string> Model::why_experts_are_whole() const {
       if (!transpose_down_.wanted) {
         return fmt::format(
             "blk.{}.ffn_down_exps is stored untransposed; --transpose-down transposes it when the model is loaded, "
-            "`hearth quantize` makes a file with ffn_down_t_exps",
+            "`hearth quantize --transposed-down` makes a file with ffn_down_t_exps",
             l);
       }
       const DType type = transposed_type(e.ffn.down, transpose_down_.type);
@@ -61,7 +61,7 @@ Matrix Model::stored_down(size_t layer, size_t expert) const {
   return stored_downs_[layer][expert];
 }
 
-std::vector<Model::Downs> Model::standard_downs() {
+std::vector<Model::Downs> Model::standard_downs(bool thresholds) {
   std::vector<Downs> all;
   const auto add = [&](size_t layer, const char* suffix, std::span<Expert> experts, FfnShard* ffn, size_t first) {
     Downs d;
@@ -81,7 +81,7 @@ std::vector<Model::Downs> Model::standard_downs() {
     LayerWeights& w = weights_.layers[l];
     if (!w.router) {
       add(l, "", {}, &w.ffn, 0);
-    } else if (transpose_down_.wanted && config_.ffn.sparse()) {
+    } else if (transpose_down_.wanted && (config_.ffn.sparse() || thresholds)) {
       const auto n = static_cast<size_t>(w.router.routing.n_expert);
       add(l, "_exps", std::span(w.experts).first(n), nullptr, 0);
       if (w.router.shared) add(l, "_shexp", {}, &w.experts.back().ffn, n);
@@ -148,9 +148,9 @@ void Model::transpose_all(std::span<Downs> downs) {
   for (const Downs& d : downs) replace(d);
 }
 
-std::optional<std::string> Model::prepare_sparse() {
+std::optional<std::string> Model::prepare_sparse(bool thresholds) {
   if (auto reason = why_not_by_neuron()) return reason;
-  std::vector<Downs> all = standard_downs();
+  std::vector<Downs> all = standard_downs(thresholds);
   const auto exact =
       std::stable_partition(all.begin(), all.end(), [](const Downs& d) { return is_quantized(d.from().type); });
   const std::span quantized(all.begin(), exact);

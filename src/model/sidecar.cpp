@@ -113,14 +113,10 @@ class Reader {
     if (!(p.threshold >= 0) || !std::isfinite(p.threshold)) fail("'{}': the threshold is {}", name_, p.threshold);
     read_texts(p);
     p.layers.resize(s_.n_ff.size());
-    read_shares("coactive_previous", [](LayerStatistics& l) -> MeanShare& { return l.previous; });
-    read_shares("coactive_recent", [](LayerStatistics& l) -> MeanShare& { return l.recent; });
-    if (file_.find(key(kProfile, "foreseen_sums")) != nullptr) {
-      read_shares("foreseen", [](LayerStatistics& l) -> MeanShare& { return l.foreseen; });
-    }
-    if (file_.find(key(kProfile, "inside_sums")) != nullptr) {
-      read_shares("inside", [](LayerStatistics& l) -> MeanShare& { return l.inside; });
-    }
+    set_shares("coactive_previous", &LayerStatistics::previous);
+    set_shares("coactive_recent", &LayerStatistics::recent);
+    if (has_shares(kProfile, "foreseen")) set_shares("foreseen", &LayerStatistics::foreseen);
+    if (has_shares(kProfile, "inside")) set_shares("inside", &LayerStatistics::inside);
     read_named();
     for (size_t k = 0; k < kUnionTokens.size(); ++k) read_union(k);
   }
@@ -166,6 +162,7 @@ class Reader {
     }
     t.tokens = file_.get<uint64_t>(key(kThresholds, "tokens")).value_or(0);
     for (size_t l = 0; l < s_.n_ff.size() && t.tokens > 0; ++l) t.active.push_back(counts(l, "active_tuned", t.tokens));
+    if (has_shares(kThresholds, "inside")) t.inside = shares(kThresholds, "inside");
     s_.thresholds = std::move(t);
   }
 
@@ -189,17 +186,27 @@ class Reader {
   }
   std::vector<uint64_t> u64_array(std::string_view k) const { return array<uint64_t>(key(kProfile, k), "u64"); }
 
-  void read_shares(const std::string& k, MeanShare& (*field)(LayerStatistics&)) {
-    const auto sums = array<double>(key(kProfile, k + "_sums"), "f64");
-    const auto tokens = u64_array(k + "_tokens");
+  bool has_shares(std::string_view group, const std::string& k) const {
+    return file_.find(key(group, k + "_sums")) != nullptr;
+  }
+  // By layer.
+  std::vector<MeanShare> shares(std::string_view group, const std::string& k) const {
+    const auto sums = array<double>(key(group, k + "_sums"), "f64");
+    const auto tokens = array<uint64_t>(key(group, k + "_tokens"), "u64");
     if (sums.size() != s_.n_ff.size() || tokens.size() != s_.n_ff.size()) {
       fail("'{}': {} has {} sums and {} counts for {} layers", name_, k, sums.size(), tokens.size(), s_.n_ff.size());
     }
+    std::vector<MeanShare> all;
     for (size_t l = 0; l < sums.size(); ++l) {
       const bool valid = sums[l] >= 0 && sums[l] <= static_cast<double>(tokens[l]) * (1 + 1e-9);
       if (!valid) fail("'{}': {} of layer {} is {} over {} tokens", name_, k, l, sums[l], tokens[l]);
-      field(s_.statistics.layers[l]) = {sums[l], tokens[l]};
+      all.push_back({sums[l], tokens[l]});
     }
+    return all;
+  }
+  void set_shares(const std::string& k, MeanShare LayerStatistics::*field) {
+    const std::vector<MeanShare> all = shares(kProfile, k);
+    for (size_t l = 0; l < all.size(); ++l) s_.statistics.layers[l].*field = all[l];
   }
 
   void read_layer(size_t l) {
@@ -293,6 +300,14 @@ gguf::Array by_layer(const Statistics& p, F&& field) {
   std::vector<T> values;
   for (const LayerStatistics& l : p.layers) values.push_back(field(l));
   return values;
+}
+
+void set_inside(gguf::Writer& out, const std::vector<MeanShare>& inside) {
+  std::vector<double> sums;
+  std::vector<uint64_t> tokens;
+  for (const MeanShare& s : inside) sums.push_back(s.sum), tokens.push_back(s.tokens);
+  out.set(key(kThresholds, "inside_sums"), gguf::Array(sums));
+  out.set(key(kThresholds, "inside_tokens"), gguf::Array(tokens));
 }
 
 void set_texts(gguf::Writer& out, const Statistics& p) {
@@ -447,6 +462,7 @@ void Sidecar::write(const std::filesystem::path& path) const {
     out.set(key(kThresholds, "record"), thresholds->record);
     out.set(key(kThresholds, "tokens"), thresholds->tokens);
     HEARTH_CHECK(thresholds->active.size() == (thresholds->tokens > 0 ? n_ff.size() : 0));
+    if (!thresholds->inside.empty()) set_inside(out, thresholds->inside);
   }
   std::vector<Pending> pending;
   for (size_t l = 0; l < n_ff.size(); ++l) {

@@ -19,10 +19,12 @@
 //   profile.blk.N.active_heldout        i64 [n_ff]   optional
 //   profile.blk.N.impact                f64 [n_ff]   optional
 //   profile.blk.N.moments               f32 [n_embd, n_embd]   optional
-//   profile.blk.N.active_tuned          i64 [n_ff]   optional, with thresholds: tokens that exceeded the layer's
+//   profile.blk.N.active_tuned          i64 [n_ff]   optional, with thresholds: tokens that exceeded the layer's; of a
+//                                                    mixture's layer, that chose the expert
 //   hearth-sparse.thresholds.by_layer   f32 [n_layer]   optional, as `hearth tune` chose them
 //   hearth-sparse.thresholds.record     string   JSON: how, and what they cost
 //   hearth-sparse.thresholds.tokens     u64   counted in active_tuned; 0 or absent: there is none
+//   hearth-sparse.thresholds.inside_sums, .inside_tokens       f64, u64 [n_layer]; optional: TunedThresholds::inside
 //   hearth-sparse.predictor.*, blk.N.*  predictors (model/predictors.h)
 #include <algorithm>
 #include <array>
@@ -129,9 +131,13 @@ struct Statistics {
 struct TunedThresholds {
   std::vector<float> by_layer;
   std::string record;  // JSON: what `hearth tune --json` printed
-  // Tokens for which each neuron's |act(gate)| exceeded its layer's threshold, [n_layer][n_ff]; empty = not known.
+  // Tokens for which each neuron's |act(gate)| exceeded its layer's threshold, or that chose each expert of a mixture's
+  // layer, [n_layer][n_ff]; empty = not known.
   std::vector<std::vector<uint64_t>> active;
   uint64_t tokens = 0;  // of how many
+  // By layer, of mixtures: of the neurons of a token's experts, the shared one among them, those above the threshold;
+  // empty = not known.
+  std::vector<MeanShare> inside = {};
 };
 
 class Sidecar {

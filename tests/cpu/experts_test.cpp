@@ -25,10 +25,12 @@ struct Case {
   bool packed = false, biases = false;
   Activation act = Activation::silu;
   bool transposed = false;  // down projections; neurons are skipped then
+  float threshold = 0;      // of |act(gate)|
 };
 void PrintTo(const Case& c, std::ostream* out) {
   *out << traits(c.type).name << (c.packed ? ", packed" : "") << (c.biases ? ", biases" : "")
        << (c.transposed ? ", transposed" : "");
+  if (c.threshold > 0) *out << ", threshold " << c.threshold;
 }
 
 // Experts with random weights, a router, and the input of kTokens tokens.
@@ -55,6 +57,7 @@ class Mixture {
   // Skips neurons where the case does, up to a few tokens.
   ExpertSet set(int64_t T) {
     ExpertSet all(experts);
+    all.threshold = case_.threshold;
     if (case_.transposed && T <= kFewTokens) all.n_active = n_active.data();
     return all;
   }
@@ -305,6 +308,9 @@ std::vector<Case> cases() {
     if (t.computable()) all.push_back({t.type, t.quantized(), false, Activation::relu, true});
   }
   all.push_back({DType::q8_0, false, true, Activation::relu2, true});
+  for (const Activation act : {Activation::silu, Activation::gelu, Activation::clamped_silu}) {
+    for (const DType type : {DType::f32, DType::q8_0, DType::q4_k}) all.push_back({type, true, true, act, true, 0.2f});
+  }
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Types, Experts, testing::ValuesIn(cases()));

@@ -91,16 +91,21 @@ struct MixtureCase {
   bool gated = true, biased = false;
   Activation act = Activation::silu;
   int64_t keep = 1;  // one of so many experts is absent; 1: none is
+  float threshold = 0;
   std::string name() const {
-    return fmt::format("{} {} {} x {}, {} of {}{}{}{}", traits(gate).name, traits(down).name, n, n_embd, n_used,
-                       n_expert, shared ? ", shared" : "", gated ? "" : ", ungated", biased ? ", biased" : "");
+    return fmt::format("{} {} {} x {}, {} of {}{}{}{}{}", traits(gate).name, traits(down).name, n, n_embd, n_used,
+                       n_expert, shared ? ", shared" : "", gated ? "" : ", ungated", biased ? ", biased" : "",
+                       threshold > 0 ? fmt::format(", threshold {}", threshold) : "");
   }
 };
 
 // Experts with random weights, and a choice of T tokens among them.
 struct TwinMixture {
   TwinMixture(Device& ref, Device& gpu, std::mt19937& rng, const MixtureCase& c, int64_t T)
-      : choice(ref, gpu, T, c.n_used + (c.shared ? 1 : 0)), has_shared(c.shared.has_value()), table(nullptr) {
+      : choice(ref, gpu, T, c.n_used + (c.shared ? 1 : 0)),
+        has_shared(c.shared.has_value()),
+        threshold(c.threshold),
+        table(nullptr) {
     const int64_t n_all = c.n_expert + (c.shared ? 1 : 0);
     for (int64_t e = 0; e < n_all; ++e) {
       const bool is_shared = e == c.n_expert;
@@ -113,7 +118,10 @@ struct TwinMixture {
         return Twin<float>(ref, gpu, random_normal(rng, static_cast<size_t>(size), 0.1f));
       };
       matrices.push_back(std::array{matrix(gate, n, c.n_embd), matrix(gate, n, c.n_embd), matrix(down, c.n_embd, n)});
-      biases.push_back(std::array{bias(n), bias(n), bias(c.n_embd)});
+      // Half of the gates are far above a threshold, the others far below it, and not zero.
+      std::vector<float> offsets = random_normal(rng, static_cast<size_t>(n), 0.1f);
+      for (float& b : offsets) b = c.threshold > 0 ? (b > 0 ? 2 * c.threshold : 0.0f) : b;
+      biases.push_back(std::array{Twin<float>(ref, gpu, offsets), bias(n), bias(c.n_embd)});
       for (const int s : {kRef, kGpu}) {
         Expert& x = experts[s].emplace_back();
         if (c.keep > 1 && e % c.keep == 1) continue;
@@ -145,12 +153,17 @@ struct TwinMixture {
     }
     table = gpu.expert_ffn()->adopt_experts({experts[kGpu], has_shared});
   }
-  ExpertSet on(int s) const { return {experts[s], has_shared, s == kGpu ? table : nullptr}; }
+  ExpertSet on(int s) const {
+    ExpertSet set(experts[s], has_shared, s == kGpu ? table : nullptr);
+    set.threshold = threshold;
+    return set;
+  }
   std::vector<std::array<TwinMatrix, 3>> matrices;
   std::vector<std::array<Twin<float>, 3>> biases;
   std::vector<Expert> experts[2];
   TwinChoice choice;
   bool has_shared;
+  float threshold;
   const void* table;
 };
 
@@ -187,6 +200,39 @@ TEST_F(GpuExpertsTest, EveryTypeAndNumberOfTokens) {
         d.expert_ffn()->ffn_experts(m.on(s), m.choice.on(s), in.on(s), T, y.on(s));
       });
       EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), std::max(bound(c.gate, T), bound(c.down, T)));
+    }
+  }
+}
+
+TEST_F(GpuExpertsTest, NeuronsBelowAThresholdAddNothing) {
+  std::mt19937 rng(6);
+  for (const auto& [type, act] : {std::pair(DType::f32, Activation::silu), std::pair(DType::q4_k, Activation::silu),
+                                  std::pair(DType::f16, Activation::gelu), std::pair(DType::q8_0, Activation::silu)}) {
+    for (const bool gated : {true, false}) {
+      for (const int64_t T : {1, 3, 8, 40}) {
+        const MixtureCase c{.gate = type,
+                            .down = type,
+                            .n = whole_blocks(type, 96),
+                            .n_embd = whole_blocks(type, 160),
+                            .gated = gated,
+                            .biased = true,
+                            .act = act,
+                            .keep = 3,
+                            .threshold = 10};
+        SCOPED_TRACE(fmt::format("{}, T {}", c.name(), T));
+        const TwinAct in = make_input(rng, T, c.n_embd);
+        const TwinMixture m(*ref_, *gpu_, rng, c, T);
+        const std::vector<float> initial = random_normal(rng, static_cast<size_t>(T * c.n_embd), 0.1f);
+        Twin<float> y(*ref_, *gpu_, initial), all(*ref_, *gpu_, initial);
+        run_twins<float>(*ref_, *gpu_, {&y}, [&](int s, Device& d) {
+          d.expert_ffn()->ffn_experts(m.on(s), m.choice.on(s), in.on(s), T, y.on(s));
+        });
+        EXPECT_LE(relative_error(y.read(kGpu), y.read(kRef)), bound(type, T));
+        ExpertSet every = m.on(kRef);
+        every.threshold = 0;
+        experts_of(kRef).ffn_experts(every, m.choice.on(kRef), in.on(kRef), T, all.on(kRef));
+        EXPECT_GT(relative_error(all.read(kRef), y.read(kRef)), 1e-3) << "the threshold does nothing";
+      }
     }
   }
 }

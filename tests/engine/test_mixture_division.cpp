@@ -52,6 +52,7 @@ struct Case {
   std::string name;
   std::optional<test::ZooModel> zoo;
   test::TinyMixtureOptions tiny = {};
+  float threshold = 0;
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 std::vector<Case> cases() {
@@ -72,6 +73,12 @@ std::vector<Case> cases() {
   all.push_back({"tiny_transposed_q8_0",
                  std::nullopt,
                  {.arch = "smallthinker", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .transposed_down = true}});
+  // Neurons below a threshold are left out: the CPU skips them, the main device takes them as zero.
+  all.push_back({"tiny_threshold", std::nullopt, {.n_ff_shared = 96, .transposed_down = true}, 0.1f});
+  all.push_back({"tiny_threshold_q8_0",
+                 std::nullopt,
+                 {.type = DType::q8_0, .n_layer = 2, .n_expert = 4, .n_used = 4, .transposed_down = true},
+                 0.1f});
   for (const test::ZooModel& m : test::mixtures()) all.push_back({m.name, m});
   return all;
 }
@@ -94,7 +101,7 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
   // A prompt in two batches, then one and several tokens at a time. Where experts are streamed they are for 13 and 9.
   const auto ids = test::random_ids(m.config(), 30, 3);
   const test::Script script{ids, {18, 1, 2, 9}};
-  const EngineOptions options{.n_batch = 13};
+  const EngineOptions options{.n_batch = 13, .sparse_threshold = GetParam().threshold};
   test::ErrorLimits limits(path, script, test::kCpuArithmetic, options);
   limits.expect_not_vacuous();
   ThreadTeam team(2);
@@ -116,15 +123,16 @@ TEST_P(DividedMixture, EqualsTheUndividedModel) {
     limits.expect_apart(divided, expected, "divided");
     SmallSlots visited(main);
     const auto streaming_host = cpu::make_device(team);
-    Engine streams(m, visited,
-                   {.n_batch = 13, .stream_tokens = 9, .share_rates = test::kAllVisit, .copy_weights = true},
-                   {*streaming_host, placement, team});
+    EngineOptions streaming = options;
+    streaming.stream_tokens = 9, streaming.share_rates = test::kAllVisit, streaming.copy_weights = true;
+    Engine streams(m, visited, streaming, {*streaming_host, placement, team});
     limits.expect_apart(test::run(streams, script), expected, "streamed");
     const auto& facts = streams.schedule().facts();
     EXPECT_EQ(visited.staged.empty(), std::ranges::none_of(facts, &engine::LayerFacts::streamable));
     const auto sharing_host = cpu::make_device(team);
-    Engine shares(m, main, {.n_batch = 13, .stream_tokens = 9, .share_rates = test::kHalfVisit, .copy_weights = true},
-                  {*sharing_host, placement, team});
+    EngineOptions sharing = streaming;
+    sharing.share_rates = test::kHalfVisit;
+    Engine shares(m, main, sharing, {*sharing_host, placement, team});
     limits.expect_apart(test::run(shares, script), expected, "shared");
     // Of the passes over few tokens it is counted who had the chosen experts.
     const auto whose = {d.hot(0, 0), d.hot(0, 1), d.hot(1, 0), d.hot(1, 1), d.hot(2, 0), d.hot(2, 1)};
@@ -187,6 +195,55 @@ TEST(SparseMixture, LeavesOutWhatIsZero) {
   const auto device = cpu::make_device(team);
   const std::string error = test::message_of([&] { Engine(as_stored, *device, {.sparsity = Sparsity::exact}); });
   EXPECT_NE(error.find("--transpose-down"), std::string::npos) << error;
+}
+
+// Of experts that are never exactly zero neurons are left out by thresholds alone, and by those whatever device has
+// them.
+TEST(SparseMixture, LeavesOutWhatIsBelowAThreshold) {
+  using engine::Sparsity;
+  const test::TempDir dir;
+  const auto standard = test::write_tiny_mixture(dir / "s.gguf", {.n_ff_shared = 64});
+  const auto transposed = test::write_tiny_mixture(dir / "t.gguf", {.n_ff_shared = 64, .transposed_down = true});
+  const test::Script script{test::random_ids(model::Model::load(standard).config(), 28, 3), {16, 1, 3, 8}};
+  EngineOptions options{.n_batch = 16};
+  ThreadTeam team(3);
+  const auto run = [&](model::Model& m, Device& device, float threshold, Sparsity asked, Sparsity expected) {
+    EngineOptions o = options;
+    o.sparsity = asked, o.sparse_threshold = threshold;
+    Engine e(m, device, o);
+    EXPECT_EQ(e.sparsity(), expected);
+    const test::Logits logits = test::run(e, script);
+    if (expected == Sparsity::exact && device.expert_ffn()->takes_down_t()) {
+      EXPECT_LT(e.density().density(), 0.9);
+      EXPECT_LT(e.traffic(e.density(), 1).total().total(), e.traffic({}, 1).total().total());
+    } else {
+      EXPECT_TRUE(std::isnan(e.density().density()));
+    }
+    return logits;
+  };
+  auto as_stored = model::Model::load(standard), in_file = model::Model::load(transposed);
+  auto at_loading = model::Model::load(standard, {.activation = {}, .transpose_down = {.wanted = true}});
+  const auto cpu = cpu::make_device(team);
+  const test::Logits dense = run(in_file, *cpu, 0, Sparsity::auto_, Sparsity::off),
+                     sparse = run(in_file, *cpu, 0.1f, Sparsity::auto_, Sparsity::exact);
+  EXPECT_NE(sparse, dense);
+  EXPECT_EQ(sparse.front(), dense.front()) << "prompts compute every neuron";
+  EXPECT_EQ(run(in_file, *cpu, 0.1f, Sparsity::off, Sparsity::off), dense);
+  EXPECT_EQ(run(at_loading, *cpu, 0.1f, Sparsity::exact, Sparsity::exact), sparse);
+
+  // A device that computes whole experts.
+  const auto reference = cpu::make_reference_device();
+  TakesNoDownT like_a_gpu(*reference);
+  test::ErrorLimits limits(transposed, script, test::kCpuArithmetic, {.n_batch = 16, .sparse_threshold = 0.1f});
+  limits.expect_not_vacuous();
+  limits.expect_apart(run(as_stored, like_a_gpu, 0.1f, Sparsity::auto_, Sparsity::exact), sparse, "whole experts");
+
+  const std::string error = test::message_of([&] { Engine(as_stored, *cpu, {.sparse_threshold = 0.1f}); });
+  EXPECT_NE(error.find("a threshold cannot leave out neurons of these experts: blk.0.ffn_down_exps is stored "
+                       "untransposed; --transpose-down"),
+            std::string::npos)
+      << error;
+  EXPECT_THROW(Engine(in_file, *cpu, {.sparsity = Sparsity::exact}), Error) << "silu is never exactly zero";
 }
 
 // Of a layer with many experts, of which a batch uses some: all of those are the CPU's, or none.

@@ -22,6 +22,7 @@ using engine::EngineOptions;
 struct Case {
   const char* name;
   test::TinyMixtureOptions model;
+  float threshold = 0;
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
@@ -40,7 +41,7 @@ TEST_P(GpuMixture, EqualsTheOracleWhereverExpertsAre) {
   auto m = model::Model::load(path);
   const auto ids = test::random_ids(m.config(), 30, 3);
   const test::Script script{ids, {18, 1, 3, 8}};
-  const EngineOptions options{.n_batch = 16};
+  const EngineOptions options{.n_batch = 16, .sparse_threshold = GetParam().threshold};
   test::ErrorLimits limits(path, script, test::kGpuArithmetic, options);
   limits.expect_not_vacuous();
   ThreadTeam team(2);
@@ -110,6 +111,9 @@ std::vector<Case> cases() {
       {"transposed_f32", {.arch = "smallthinker", .transposed_down = true, .expert_biases = true}},
       {"transposed_q8_0",
        {.arch = "smallthinker", .type = DType::q8_0, .n_expert = 4, .n_used = 4, .transposed_down = true}},
+      // Neurons below a threshold are zero on the GPU, too.
+      {"threshold", {.n_ff_shared = 96, .transposed_down = true}, 0.1f},
+      {"threshold_f16", {.type = DType::f16, .n_expert = 4, .n_used = 4, .transposed_down = true}, 0.1f},
       {"latent", {.arch = "deepseek2", .n_ff_shared = 32, .n_dense_layers = 1, .n_q_latent = 48}},
       {"latent_f16", {.arch = "deepseek2", .type = DType::f16, .n_expert = 4, .n_used = 4, .joint_kv_b = true}},
   };

@@ -88,10 +88,13 @@ TEST_F(MixtureFiles, DownProjectionsMayBeTransposed) {
     EXPECT_TRUE(same(made.weights().layers[1].experts[6].ffn.down, as_stored(1, 6)));
     EXPECT_FALSE(made.weights().layers[1].experts[6].ffn.down_t);
     EXPECT_TRUE(made.weights().layers[2].experts[6].ffn.down_t);
-    // Not of experts that are never zero.
+    // Of experts that are never zero only for thresholds.
     auto silu = model::Model::load(path, {.activation = "silu", .transpose_down = {.wanted = true}});
     EXPECT_FALSE(silu.prepare_sparse().has_value());
     EXPECT_TRUE(silu.weights().layers[0].experts[0].ffn.down);
+    EXPECT_FALSE(silu.prepare_sparse(true).has_value());
+    EXPECT_TRUE(same(silu.weights().layers[0].experts[0].ffn.down_t, stored.weights().layers[0].experts[0].ffn.down_t));
+    EXPECT_FALSE(silu.why_experts_are_whole().has_value());
   }
 }
 

@@ -186,6 +186,18 @@ TEST_F(SidecarTest, KeepsThresholdsAndWhatTheyLeaveActive) {
   EXPECT_EQ(read.thresholds->by_layer, written.thresholds->by_layer);
   EXPECT_EQ(read.thresholds->tokens, 60u);
   EXPECT_EQ(read.thresholds->active, written.thresholds->active);
+  EXPECT_TRUE(read.thresholds->inside.empty());
+  read.thresholds->inside = {{}, {12.5, 60}};  // of a mixture's layer
+  read.write(path_);
+  read = Sidecar::read(path_);
+  ASSERT_EQ(read.thresholds->inside.size(), 2u);
+  EXPECT_FALSE(read.thresholds->inside[0].mean());
+  EXPECT_EQ(read.thresholds->inside[1].mean(), 12.5 / 60);
+  read.thresholds->inside[1].sum = 61;
+  read.write(path_);
+  EXPECT_NE(message_of([&] { Sidecar::read(path_); }).find("inside of layer 1 is 61 over 60 tokens"),
+            std::string::npos);
+  read.thresholds->inside.clear();
   read.thresholds->active[0][0] = 61;
   read.write(path_);
   EXPECT_NE(message_of([&] { Sidecar::read(path_); }).find("61 of 60"), std::string::npos);
