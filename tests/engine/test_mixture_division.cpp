@@ -233,7 +233,7 @@ TEST(SparseMixture, LeavesOutWhatIsBelowAThreshold) {
 
   // A device that computes whole experts.
   const auto reference = cpu::make_reference_device();
-  TakesNoDownT like_a_gpu(*reference);
+  test::TakesNoDownT like_a_gpu(*reference);
   test::ErrorLimits limits(transposed, script, test::kCpuArithmetic, {.n_batch = 16, .sparse_threshold = 0.1f});
   limits.expect_not_vacuous();
   limits.expect_apart(run(as_stored, like_a_gpu, 0.1f, Sparsity::auto_, Sparsity::exact), sparse, "whole experts");
