@@ -170,7 +170,7 @@ TEST_F(Http, Responses) {
     EXPECT_EQ(all[i]["sequence_number"], i);
     if (all[i]["type"] == "response.output_text.delta") text += all[i]["delta"].get<std::string>();
   }
-  EXPECT_EQ(text, j["output"][0]["content"][0]["text"]);
+  EXPECT_EQ(text, j["output"][0]["content"][0]["text"].get<std::string>());
 }
 
 TEST_F(Http, AnthropicMessages) {
