@@ -79,6 +79,7 @@ TEST_P(GpuMixture, EqualsTheOracleWhereverNeuronsOfExpertsAre) {
   test::TinyMixtureOptions o = GetParam().model;
   o.n_ff = 96, o.n_ff_shared = 64, o.n_expert = test::kSplitExperts;
   if (o.n_used > 2) o.n_used = test::kSplitExperts;
+  if (is_quantized(o.type)) o.n_layer = 2;  // after a third layer the roundings of 8-bit activations leave no bound
   const auto path = test::write_tiny_mixture(dir_ / "m.gguf", o);
   auto m = model::Model::load(path);
   const test::Script script{test::random_ids(m.config(), 30, 3), {18, 1, 3, 8}};
