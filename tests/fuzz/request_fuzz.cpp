@@ -50,8 +50,19 @@ class Http : public httplib::Server {
   std::string answer(std::string request) {
     Memory memory(std::move(request));
     bool closed = false;
-    process_request(memory, true, closed, nullptr);
+    process(*this, memory, closed);
     return memory.out;
+  }
+
+ private:
+  // Debian 12's release of the library has not asked for both sides' addresses yet; Debian 13's does.
+  template <typename Self>
+  static void process(Self& self, Memory& memory, bool& closed) {
+    if constexpr (requires { self.process_request(memory, true, closed, nullptr); }) {
+      self.process_request(memory, true, closed, nullptr);
+    } else {
+      self.process_request(memory, "", 0, "", 0, true, closed, nullptr);
+    }
   }
 };
 
