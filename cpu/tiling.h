@@ -78,7 +78,7 @@ constexpr int64_t whole_units(int64_t n, int64_t unit) {
 constexpr int64_t kKeyBlock = 64;
 constexpr int64_t kQueryTiles = 8;
 
-// What a neuron's act(gate) is multiplied with; u: its up row's product, with the bias.
+// The factor beside act(gate) in a neuron's value. u: the product of its up row, with the bias.
 inline float up_factor(const FfnShard& s, float u) {
   if (s.act == Activation::clamped_silu) return std::clamp(u, -s.act_threshold, s.act_threshold) + 1.0f;
   return s.up_relu && !(u > 0.0f) ? 0.0f : u;

@@ -95,7 +95,7 @@ struct CostModel {
   double token_seconds = 30e-6;      // launching the graph, sampling
   double cpu_layer_seconds = 20e-6;  // of a layer on the CPU alone beyond its bytes: a team begins and ends operations
   double host_embedding_seconds = 2.5e-6;  // one row of the table read over PCIe
-  // Of a layer whose experts are streamed, before the first byte comes: the host waits for the choice.
+  // In a layer whose experts are streamed the host first waits so long for the choice.
   double fetch_seconds = 60e-6;
 
   // Neurons that a predictor names, for each that is active, where that was not measured (LayerShape).

@@ -81,8 +81,7 @@ std::string why_experts(const Planner& planner, const Plan& plan) {
   if (cut > 0) {
     out += fmt::format(
         "\n  neurons: in {} layers the GPU has the most active neurons of its experts alone, which saves more than "
-        "whole "
-        "experts",
+        "whole experts",
         cut);
   }
   if (!kernels) out += "\n  the GPU has no kernels for experts of this shape or type: they stay on the CPU";

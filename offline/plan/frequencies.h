@@ -23,10 +23,10 @@ struct Frequencies {
 Frequencies frequencies_of(const ModelShape& shape, const model::Sidecar* sidecar,
                            std::span<const float> thresholds = {});
 
-// What tuning counted under exactly these thresholds; null: they are none, or others.
+// The counts of tuning under exactly these thresholds. Null: there are no thresholds, or tuning chose others.
 const model::TunedThresholds* tuned_for(const model::Sidecar* sidecar, std::span<const float> thresholds);
-// Of the neurons that are active without thresholds, the share that one threshold for all layers leaves, on the curve
-// that tuning measured; beyond its end, that of its end. nullopt: there is no curve, or they are several.
+// The share of the active neurons that one threshold for all layers leaves active, by the curve that tuning measured.
+// Beyond the curve's end it is that of its end. nullopt: there is no curve, or the layers' thresholds differ.
 std::optional<double> density_left(const model::Sidecar* sidecar, std::span<const float> thresholds);
 // A router's choices, and behind them the layer's shared expert, which all tokens use.
 std::vector<double> with_shared(const LayerShape& layer, std::vector<double> routed);

@@ -33,7 +33,8 @@ class CountingDevice final : public FfnProbe {
                  const NextNorm* next) override;
   // Each layer's router is tried on the input of the layer before, too (LayerStatistics::foreseen).
   void route(const Router& router, const Input& in, int64_t T, const ExpertChoice& choice) override;
-  // Of ReLU families, the active neurons of every kInsideEvery-th token's experts are counted (LayerStatistics::inside, inside_counts).
+  // Of ReLU families, the active neurons of every kInsideEvery-th token's experts are counted
+  // (LayerStatistics::inside, inside_counts).
   void ffn_experts(const ExpertSet& set, const ExpertChoice& choice, const Input& in, int64_t T, float* y) override;
 
  private:
